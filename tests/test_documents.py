@@ -188,8 +188,10 @@ def the_command(module: str = "fmwc.cli") -> Any:
 
 
 def lines_of(code: str) -> list[list[str]]:
-    """Return the commands of a block, without comments."""
-    return [words for line in code.splitlines() if (words := shlex.split(line, comments=True))]
+    """Return the commands of a block, without comments and without torchrun."""
+    lines = [words for line in code.splitlines() if (words := shlex.split(line, comments=True))]
+    # One process suffices here; tests/distributed runs several.
+    return [words[words.index("-m") + 1 :] if words[0] == "torchrun" else words for words in lines]
 
 
 def parse(words: list[str]) -> None:

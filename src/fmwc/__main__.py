@@ -124,6 +124,8 @@ def _report(error: BaseException, message: str, code: int, debug: bool) -> int:
     line = " ".join(message.removesuffix(HINT if debug else "").split())
     line = "".join(c if c.isprintable() else "?" for c in line)
     with suppress(OSError, ValueError):  # stderr is closed
+        if "MASTER_ADDR" in os.environ and not import_module("fmwc.processes").reports_errors():
+            return code
         print(f"fmwc: {line[:LONGEST]}", file=sys.stderr, flush=True)
     return code
 

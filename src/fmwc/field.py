@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from fmwc.errors import NotFiniteError, ShapeError, UsageError, require_finite
 from fmwc.estimators import Estimator, as_estimator
 from fmwc.flow import Space, as_space, euclidean
-from fmwc.modes import Scope, eagerly, evaluating
+from fmwc.modes import Scope, compiling, eagerly, evaluating
 from fmwc.moments import Moments
-from fmwc.noise import Draw, NoiseModel, Pass, kl
-from fmwc.randomness import Randomness, as_randomness
+from fmwc.noise import Draw, NoiseModel, Pass, kl, rows_of_share
+from fmwc.randomness import Randomness, Share, as_randomness
 from fmwc.state import (
     State,
     as_conditions,
@@ -104,9 +104,8 @@ class Field(nn.Module):
             raise UsageError("the noise of this field was detached; call fmwc.attach(network) again")
         if not torch.compiler.is_dynamo_compiling():
             self.check_layers()
-        t, rows = _expanded(x, t), getattr(self.network, "rows", None)
-        doubled = bool(getattr(self.network, "doubled", False))
-        options = current, self._times(x, t), () if rows is None else rows(x, t, **cond), doubled
+        t, doubled = _expanded(x, t), bool(getattr(self.network, "doubled", False))
+        options = current, self._times(x, t), self._owners(current, x, t, cond, doubled), doubled
         if torch.compiler.is_dynamo_compiling():
             with self.noise.tracing(*options):
                 v = self.network(x, t, **cond)
@@ -114,6 +113,21 @@ class Field(nn.Module):
             v = self.noise.during(*options).call(self.network, x, t, **cond)
         require_state(v, "the network's velocity")
         return v
+
+    def _owners(self, current: Pass, x: Any, t: Any, cond: Mapping[str, Any], doubled: bool) -> Sequence[Tensor]:
+        """Return the sample index of each row, for each kind of row, if samples have different numbers of rows."""
+        rows = getattr(self.network, "rows", None)
+        if rows is None:
+            return ()
+        owners: Sequence[Tensor] = rows(x, t, **cond)
+        share = getattr(current, "randomness", None)
+        if isinstance(share, Share):
+            x1, given = share.batch()
+            whole, each = rows(x1, t.new_zeros(share.total), **given), 2 if doubled else 1
+            fixed = compiling() or (t.is_cuda and torch.cuda.is_current_stream_capturing())
+            here, everywhere = ([owner // each for owner in kinds] for kinds in (owners, whole))
+            share.owned = rows_of_share(share, here, everywhere, checked=not fixed)
+        return owners
 
     @overload
     def draw(
@@ -139,9 +153,11 @@ class Field(nn.Module):
         self, x: Any, t: Any, *, seed: Seed = None, cond: Mapping[str, Any] | None = None
     ) -> tuple[Any, Tensor]:
         """Return the velocity under one draw and the KL of the posterior, for training. Values are not checked."""
-        draw = Draw(as_randomness(seed, self.device))
+        randomness = as_randomness(seed, self.device)
+        draw = Draw(randomness)
         v = self.run(draw, x, t, cond=cond)
-        return v, kl(draw.log_alphas, self.prior_rate, self.kl_factor, draw.owners, batch_size(x))
+        numbers = {n: row[2] for n, row in randomness.owned.items()} if isinstance(randomness, Share) else {}
+        return v, kl(draw.log_alphas, self.prior_rate, self.kl_factor, draw.owners, batch_size(x), numbers)
 
     def moments(
         self,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fmwc.errors import ShapeError, UsageError, nearest, pick
-from fmwc.randomness import Randomness, as_randomness
+from fmwc.randomness import Randomness, Share, as_randomness
 from fmwc.state import SINGLE, State, batch_size, channels, first_channel, require_state, tree_map, unsqueeze_like
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "Space",
     "as_space",
     "couple",
+    "couples_samples",
     "elbo_loss",
     "euclidean",
     "flow_matching_loss",
@@ -212,14 +213,21 @@ class Space:
             raise UsageError("a space needs at least one channel")
         self.channels = dict(channels)
         self.present: dict[str, Tensor] = {}  # mask of used rows by channel, known once the condition is given
+        self.used: dict[str, Tensor] = {}  # their number; in training on a share of a batch, as in the whole batch
 
     @property
     def single(self) -> bool:
         """Whether states are plain tensors."""
         return list(self.channels) == [SINGLE]
 
-    def given(self, cond: Mapping[str, Any]) -> Space:
-        """Return the space for samples with these conditions, which set the number of rows of each sample."""
+    def given(self, cond: Mapping[str, Any], randomness: Any = None) -> Space:
+        """Return the space for samples with these conditions, which set the number of rows of each sample.
+
+        Arguments:
+            cond: The conditions.
+            randomness: If it is the :class:`fmwc.randomness.Share` of a batch, losses are divided by the number of rows
+                in the whole batch, so that the mean over shares is the loss of the batch.
+        """
         ragged = {name: c for name, c in self.channels.items() if c.rows}
         if not ragged:
             return self
@@ -231,6 +239,9 @@ class Space:
             counts = torch.as_tensor(cond[channel.rows])
             present = torch.arange(channel.shape[0], device=counts.device) < counts[:, None]
             space.present[name] = present[(..., *[None] * (len(channel.shape) - 1))]
+        if isinstance(randomness, Share):
+            whole = self.given(randomness.batch()[1]).present
+            space.used = {name: present.sum() * randomness.part for name, present in whole.items()}
         return space
 
     def check_rows(self, cond: Mapping[str, Any], count: int) -> None:
@@ -350,7 +361,8 @@ class Space:
             square, present = (v - u).square(), self.present.get(name)
             if present is None:
                 return square.mean()
-            return (square * present).sum() / (present.sum() * (square[0].numel() // present[0].numel()))
+            used = self.used.get(name, present.sum())
+            return (square * present).sum() / (used * (square[0].numel() // present[0].numel()))
 
         errors = channels(self._map(error, v, u))
         total = sum(self.channels[name].weight for name in errors)
@@ -507,6 +519,11 @@ COUPLINGS: dict[str, Callable[[Space, Any, Randomness], Any]] = {
 }
 
 
+def couples_samples(pairs: Any) -> bool:
+    """Return whether the noise of a sample depends on the other samples of its batch."""
+    return callable(pairs) or (isinstance(pairs, str) and pairs != "independent")
+
+
 def couple(pairs: Pairs, space: Space, x1: Any, randomness: Randomness) -> Any:
     """Return the noise x0 that is paired with a batch of data.
 
@@ -517,6 +534,9 @@ def couple(pairs: Pairs, space: Space, x1: Any, randomness: Randomness) -> Any:
         x1: A batch of data.
         randomness: The source of the noise.
     """
+    if isinstance(randomness, Share) and couples_samples(pairs):
+        whole = couple(pairs, space, randomness.batch()[0], randomness.stream)
+        return tree_map(lambda c: c[randomness.samples], whole)
     if pairs is None or isinstance(pairs, str):
         return pick(COUPLINGS, pairs or "independent", "coupling")(space, x1, randomness)
     x0 = pairs(x1, randomness) if callable(pairs) else pairs
@@ -600,7 +620,7 @@ def flow_matching_loss(
     """
     cond = cond or {}
     randomness = as_randomness(seed, first_channel(x1).device)
-    space = as_space(space).given(cond)
+    space = as_space(space).given(cond, randomness)
     t, x_t, u_t = path_sample(space, x1, randomness, velocity, pairs)
     v = velocity(x_t, t, **cond)
     require_state(v, "the network's velocity")
@@ -630,7 +650,7 @@ def elbo_loss(
     """
     cond = cond or {}
     randomness = as_randomness(seed, field.device)
-    space = field.learn_space(x1).given(cond)
+    space = field.learn_space(x1).given(cond, randomness)
     t, x_t, u_t = pairs if isinstance(pairs, tuple) else path_sample(space, x1, randomness, field, pairs)
     v, divergence = field.draw_with_kl(x_t, t, seed=randomness, cond=cond)
     return space.squared_error(v, u_t) + beta * divergence

@@ -157,9 +157,11 @@ def runtime(device: torch.device) -> dict[str, str]:
 
 
 def provenance(device: torch.device, seconds: float, **more: Any) -> dict[str, Any]:
-    """Return the commit, code, device, versions, date and wall time that are recorded with every result."""
+    """Return what is recorded with every result: commit, code, device, versions, date, wall time and processes."""
     import torch
+    import torch.distributed as dist
 
+    several = dist.is_available() and dist.is_initialized()
     return {
         "commit": commit(),
         "code": code(),
@@ -168,5 +170,6 @@ def provenance(device: torch.device, seconds: float, **more: Any) -> dict[str, A
         "python": platform.python_version(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "seconds": round(seconds, 1),
+        **({"processes": dist.get_world_size()} if several else {}),
         **more,
     }

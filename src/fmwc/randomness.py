@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from typing import Protocol, SupportsIndex
+from collections.abc import Callable
+from typing import Any, Protocol, SupportsIndex
 
 import torch
 from torch import Tensor
+
+from fmwc.errors import ShapeError
 
 __all__ = [
     "BLOCK",
@@ -19,9 +22,11 @@ __all__ = [
     "Randomness",
     "RecordingRandomness",
     "ReplayedRandomness",
+    "Share",
     "Stream",
     "as_randomness",
     "derive",
+    "normal_rows",
     "signs",
 ]
 
@@ -67,6 +72,70 @@ class Stream:
 
     def uniform(self, like: Tensor) -> Tensor:
         return torch.rand(like.shape, generator=self.generator, dtype=like.dtype, device=like.device)
+
+
+class Share:
+    """Random numbers of some samples of a batch, which are trained in this process: those of the whole batch, selected.
+
+    Processes that have equal streams and train different samples of a batch use the same numbers as one process with
+    the whole batch. In a tensor, each sample has the same number of consecutive rows, or rows according to an owner
+    (:func:`normal_rows`).
+
+    Arguments:
+        stream: The source of the numbers of the whole batch.
+        samples: The indices of this process's samples in the batch, `(n,)`.
+        total: The number of samples in the batch.
+        load: Returns the whole batch and its conditions.
+    """
+
+    def __init__(self, stream: Randomness, samples: Tensor, total: int, load: Callable[[], Any]) -> None:
+        self.stream, self.samples, self.total, self.load = stream, samples, total, load
+        self.count = samples.shape[0]
+        self.part = self.count / total  # of the batch
+        self.loaded: Any = None
+        # By the number of rows here: the number of rows in the whole batch, the indices of these rows, and
+        # `part` times the number of used rows in the whole batch (at least 1).
+        self.owned: dict[int, tuple[int, Tensor, Tensor]] = {}
+
+    def batch(self) -> Any:
+        """Return the whole batch and its conditions."""
+        if self.loaded is None:
+            self.loaded = self.load()
+        return self.loaded
+
+    def normal(self, like: Tensor) -> Tensor:
+        return self._of_samples(self.stream.normal, like)
+
+    def uniform(self, like: Tensor) -> Tensor:
+        return self._of_samples(self.stream.uniform, like)
+
+    def normal_rows(self, like: Tensor) -> Tensor:
+        """Return standard normal numbers for rows whose owners are known (`owned`)."""
+        total, rows, _ = self.owned[like.shape[0]]
+        return self.stream.normal(like.new_empty(()).expand(total, *like.shape[1:]))[rows]
+
+    def _of_samples(self, draw: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
+        if not like.ndim or like.shape[0] % self.count:
+            raise ShapeError(
+                f"random numbers of shape {tuple(like.shape)} do not have one row, or equally many rows, for each of "
+                f"{self.count} samples; train with one process"
+            )
+        each = like.shape[0] // self.count
+        whole = draw(like.new_empty(()).expand(self.total * each, *like.shape[1:]))
+        return whole.unflatten(0, (self.total, each))[self.samples].flatten(0, 1)
+
+
+def normal_rows(randomness: Randomness, like: Tensor, owner: Tensor | None) -> Tensor:
+    """Return standard normal numbers for a layer's rows.
+
+    Arguments:
+        randomness: Their source.
+        like: A tensor of the same shape, type and device.
+        owner: The sample of each row; `None` if the rows are ordered by sample, and each has equally many.
+    """
+    if owner is not None and isinstance(randomness, Share):
+        return randomness.normal_rows(like)
+    return randomness.normal(like)
 
 
 class Blocks:

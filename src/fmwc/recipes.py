@@ -16,8 +16,9 @@ from fmwc.checkpoint import identity, load, save
 from fmwc.data.arrays import fingerprint
 from fmwc.errors import CheckpointError, StoppedError, UnknownNameError, UsageError, nearest
 from fmwc.field import Field, attach
-from fmwc.files import claimed, write_text
+from fmwc.files import write_text
 from fmwc.flow import Space, elbo_loss, flow_matching_loss
+from fmwc.processes import Processes, claimed_by_first
 from fmwc.provenance import Clock, provenance, runtime
 from fmwc.quantise import round_weights
 from fmwc.randomness import Stream, derive
@@ -218,6 +219,8 @@ def fit(
 ) -> Field:
     """Train a field by a recipe and write its checkpoint to a folder. Resumes if interrupted.
 
+    Of several processes (:mod:`fmwc.processes`), the first writes, and the others return what it has written.
+
     Arguments:
         recipe: The recipe.
         out: The folder.
@@ -229,7 +232,8 @@ def fit(
     if recipe.method == "joint" and recipe.flow:
         raise UsageError("joint training starts from new weights; leave out flow, or use method=retrofit")
     about = {**identity_of(recipe, data_of(recipe)), **runtime(device)}  # raises here if the data cannot be read
-    with claimed(out, "train", about, force=force, resumes=True) as folder:
+    first = Processes().first
+    with claimed_by_first(out, "train", about, force=force) as folder:
         if folder.finished:
             return load(out, device=device)
         field = recipe.attach(recipe.network()).to(device)
@@ -239,8 +243,9 @@ def fit(
             given = take_flow(recipe, field.network)
             steps = 0 if given else fit_network(recipe, field.network, progress, folder.work / "flow.resume")
             fit_retrofit(recipe, field, progress, folder.work / "noise.resume")
-        finish(recipe, field, out, clock, {"steps": steps, "of": recipe.plan.iterations})
-        return field
+        if first:
+            finish(recipe, field, out, clock, {"steps": steps, "of": recipe.plan.iterations})
+    return field if first else load(out, device=device)
 
 
 def finish(recipe: Recipe, field: Field, out: Path, clock: Clock, trained: dict[str, int] | None = None) -> None:
@@ -294,7 +299,7 @@ def train_stage(
         raise StoppedError(
             f"training ({stage}) stopped at step {done:,} of {plan.iterations:,}; run the same command again to resume"
         )
-    if ended and done < plan.iterations:
+    if ended and done < plan.iterations and Processes().first:
         write_text(ended, f"{done}\n")
     _round(recipe, module)
     return done

@@ -20,10 +20,11 @@ from fmwc.data.arrays import fingerprint
 from fmwc.entry import try_once
 from fmwc.errors import CheckpointError, DataError, NotFiniteError, UsageError, pick, require_finite
 from fmwc.field import Field, attach
-from fmwc.files import claimed, write_json
+from fmwc.files import write_json
 from fmwc.flow import COUPLINGS, Pairs, Space, elbo_loss, euclidean
 from fmwc.identity import digest_tensors
 from fmwc.modes import evaluating
+from fmwc.processes import Processes, claimed_by_first, first_before_others
 from fmwc.provenance import Clock, provenance, runtime
 from fmwc.randomness import derive
 from fmwc.readers import array, number, optional, read_json, record, whole
@@ -155,6 +156,8 @@ def retrofit(
 ) -> tuple[Field, list[tuple[int, float]]]:
     """Fit noise and a reference to a trained network, and write a checkpoint. Resumes if interrupted.
 
+    Of several processes (:mod:`fmwc.processes`), the first writes, and the others return what it has written.
+
     Arguments:
         network: The trained network, called as `network(x, t, **cond)`. Its weights do not change.
         out: The checkpoint's folder.
@@ -186,23 +189,26 @@ def retrofit(
         "entry": entry,
         **runtime(device),
     }
-    with claimed(out, "retrofit", about, force=force, resumes=True) as folder:
-        if folder.finished:
-            field = load(out, network, space=space, device=device)
-            return field, [(int(step), float(loss)) for step, loss in checkpoint_about(out)["metrics"]["held_out"]]
-        if config.own_samples:
-            data = _own_samples(network, config, space, data, device, folder.work)
-        assert data is not None
-        field, losses, x = _fit(network, folder.work, data, config, space, device, progress)
-        field.reference = _reference(field, config, x, data.cond, folder.work)
-        save(
-            field,
-            folder.path,
-            recipe={"name": "own", "network": entry, **config.about()},
-            metrics={"held_out": losses},
-            provenance=provenance(device, clock.seconds, seeds=[config.seed]),
-        )
-        return field, losses
+    first = Processes().first
+    with claimed_by_first(out, "retrofit", about, force=force) as folder:
+        if not folder.finished:
+            if config.own_samples:
+                with first_before_others():
+                    data = _own_samples(network, config, space, data, device, folder.work)
+            assert data is not None
+            field, losses, x = _fit(network, folder.work, data, config, space, device, progress)
+            if first:
+                field.reference = _reference(field, config, x, data.cond, folder.work)
+                save(
+                    field,
+                    folder.path,
+                    recipe={"name": "own", "network": entry, **config.about()},
+                    metrics={"held_out": losses},
+                    provenance=provenance(device, clock.seconds, seeds=[config.seed]),
+                )
+                return field, losses
+    field = load(out, network, space=space, device=device)
+    return field, [(int(step), float(loss)) for step, loss in checkpoint_about(out)["metrics"]["held_out"]]
 
 
 def _fit(
@@ -214,7 +220,10 @@ def _fit(
     device: torch.device,
     progress: Progress | None,
 ) -> tuple[Field, list[tuple[int, float]], State]:
-    """Attach noise and fit it to nine tenths of the data; return the field, the held-out losses, and the data."""
+    """Attach noise and fit it to nine tenths of the data; return the field, the held-out losses, and the data.
+
+    Of several processes, only the first computes the held-out losses.
+    """
     x: State = as_state(data.x, "the data", network)
     count = batch_size(x)
     held_out = min(MOST_HELD_OUT, round(HELD_OUT * count))
@@ -244,7 +253,8 @@ def _fit(
             progress(done, config.steps, losses[done] if loss is None else loss, losses[done])
 
     try_once(network, test, test_cond)
-    if 0 not in losses:
+    first = Processes().first
+    if first and 0 not in losses:
         evaluate(0)
     fit_noise(
         field,
@@ -264,7 +274,7 @@ def _fit(
         cond=train_cond,
     )
     history = sorted(losses.items())
-    if not math.isfinite(history[-1][1]):
+    if first and not math.isfinite(history[-1][1]):
         raise NotFiniteError("the held-out loss is not finite, and no checkpoint was written; lower --lr")
     return field, history, x
 

@@ -2,6 +2,16 @@
 
 An interrupted run resumes from a file and reaches the same weights as an uninterrupted one. On a GPU, with data in
 memory, steps are replayed as a CUDA graph.
+
+If torch.distributed is initialised (torchrun), each process trains some samples of every batch, and gradients are
+summed over the processes. All processes draw the random numbers of the whole batch from equal generators and use those
+of their samples (:class:`fmwc.randomness.Share`). The result is that of one process up to rounding, for any number of
+processes, so a run may resume on another number.
+
+`DistributedDataParallel` is not used: it must be called instead of the module, but the losses call the network several
+times, under hooks whose inference networks have no forward pass of their own, and it averages gradients with equal
+weights, which is wrong if a batch does not divide by the number of processes. One sum of all gradients per step, after
+the backward pass, also works with captured graphs, clipping and the moving average.
 """
 
 from __future__ import annotations
@@ -21,16 +31,17 @@ from torch.utils.data import Dataset
 
 from fmwc.calibration import fit_confidence
 from fmwc.conventions import check_conventions
-from fmwc.data.batches import Batches, Rows, in_memory, require_rows
+from fmwc.data.batches import Batch, Batches, Rows, in_memory, require_rows
 from fmwc.errors import CheckpointError, MismatchError, NotFiniteError, ShapeError, UsageError, pick, require_finite
 from fmwc.estimators import Linearised
 from fmwc.field import Field
 from fmwc.files import read_tensors, write_tensors
-from fmwc.flow import COUPLINGS, Pairs, couple, elbo_loss
+from fmwc.flow import COUPLINGS, Pairs, couple, couples_samples, elbo_loss
 from fmwc.identity import SEAL, difference, digest_tensors, plain
 from fmwc.modes import Scope, Scopes, Shared, evaluating, tensor_float
 from fmwc.noise import cyclic
-from fmwc.randomness import Stream, derive
+from fmwc.processes import Processes
+from fmwc.randomness import Randomness, Share, Stream, derive
 from fmwc.readers import anything, array, mapping, number, optional, record, text, whole
 from fmwc.state import State, as_conditions, as_rows, batch_size, channels, precision_of, require_state, tree_map
 
@@ -60,7 +71,8 @@ class TrainingConfig:
 
     Arguments:
         iterations: Number of optimiser steps (Adam).
-        batch: Samples per step, drawn with replacement from data in memory. A DataLoader has its own batch size.
+        batch: Samples per step, of all processes together, drawn with replacement from data in memory. A DataLoader
+            has its own batch size.
         lr: The initial learning rate.
         decay: `constant` or `cosine`.
         last_lr: The final learning rate of a cosine decay.
@@ -77,7 +89,8 @@ class TrainingConfig:
         precision: `full` (TensorFloat-32 products on a GPU), or `bf16` by autocast, on a GPU only.
         compiled: Compile the loss, on a GPU. Compiling takes half a minute and pays off after a few thousand steps.
         captured: Replay steps as a CUDA graph, on a GPU: several times faster for small networks. Not for
-            networks whose shapes depend on values; not used if the data comes in batches.
+            networks whose shapes depend on values; not used if the data comes in batches or does not fit on the GPU,
+            nor if several processes share a GPU.
     """
 
     iterations: int
@@ -152,7 +165,8 @@ class _Training:
         config: TrainingConfig,
         generator: torch.Generator,
     ) -> None:
-        self.source, self.config, self.generator = source, config, generator
+        self.source, self.config, self.generator, self.processes = source, config, generator, Processes()
+        self.buffers = list(module.buffers())
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self.device = device = self.parameters[0].device
         self.cuda = cuda = device.type == "cuda"
@@ -163,10 +177,12 @@ class _Training:
         self.optimiser = kind(self.parameters, lr=rate, weight_decay=config.weight_decay, capturable=cuda, fused=cuda)
         self.average = _Average(self.parameters, config.average) if config.average else None
         self.beta, self.latest = torch.zeros((), device=device), torch.zeros((), device=device)
-        self.kept = [*self.parameters, *(self.average.values if self.average else ()), *module.buffers()]
+        self.kept = [*self.parameters, *(self.average.values if self.average else ()), *self.buffers]
         self.done, self.eager = 0, 0
         self.history: list[tuple[int, float]] = []
         self.graph: torch.cuda.CUDAGraph | None = None
+        alone = not self.processes.joined or self.processes.nccl  # gloo sums on the CPU, which cannot be captured
+        self.capturable = cuda and config.captured and isinstance(source, Rows) and source.resident and alone
 
     def advance(self) -> None:
         """Take one step. If a graph was captured, replay it."""
@@ -177,21 +193,20 @@ class _Training:
         if self.average:
             self.average.set_step(self.done)
         self.beta.fill_(config.beta * cyclic(self.done, config.iterations, config.cycles, config.warmup))
-        if cuda and config.captured and self.graph is None and self.eager == WARM and isinstance(self.source, Rows):
+        if self.capturable and self.graph is None and self.eager == WARM:
             self.optimiser.zero_grad(set_to_none=True)
-            self.graph = _captured(self.step)
+            # NCCL has threads of its own, whose calls must not end the capture.
+            self.graph = _captured(self.step, "thread_local" if self.processes.joined else "global")
         self.graph.replay() if self.graph else self.step()
         self.eager += 1
         self.done += 1
 
     def step(self) -> None:
-        x1, cond = self.source.draw(self.generator)
-        move = lambda c: c.to(self.device, non_blocking=True)  # noqa: E731  no effect on data in memory
-        x1, cond = tree_map(move, x1), {name: tree_map(move, row) for name, row in cond.items()}
+        x1, cond, randomness = self.draw()
         self.optimiser.zero_grad(set_to_none=True)
         half = self.cuda and self.config.precision != "full"
         with torch.autocast(self.device.type, PRECISIONS[self.config.precision], enabled=half):
-            value = self.loss(x1, self.randomness, self.beta, cond)
+            value = self.loss(x1, randomness, self.beta, cond)
         try:
             value.backward()
         except Recomputed as error:
@@ -199,6 +214,9 @@ class _Training:
                 "the network uses gradient checkpointing, which recomputes its layers without their noise; switch it "
                 "off while fitting the noise"
             ) from error
+        value = value.detach()
+        if isinstance(randomness, Share):
+            value = self.sum_gradients(value, randomness.part)
         if clip := self.config.clip:
             for parameter in self.parameters:
                 if parameter.grad is not None:
@@ -207,7 +225,49 @@ class _Training:
         self.optimiser.step()
         if self.average:
             self.average.update()
-        self.latest.copy_(value.detach())
+        self.latest.copy_(value)
+
+    def draw(self) -> tuple[State, dict[str, Any], Randomness]:
+        """Return samples on the device, their conditions, and the source of their random numbers."""
+        if not self.processes.joined:
+            return *self.move(self.source.draw(self.generator)), self.randomness
+        x1, cond, samples, total, load = self.source.draw_part(self.generator)
+        share = Share(self.randomness, self._to_device(samples), total, lambda: self.move(load()))
+        if self.config.compiled and isinstance(self.source, Rows):
+            share.batch()  # outside the compiled loss
+        return *self.move((x1, cond)), share
+
+    def move(self, batch: Batch) -> Batch:
+        x1, cond = batch
+        return tree_map(self._to_device, x1), {name: tree_map(self._to_device, row) for name, row in cond.items()}
+
+    def _to_device(self, value: Tensor) -> Tensor:
+        if self.cuda and not value.is_cuda:  # copies from pinned memory do not wait for the steps in the GPU's queue
+            return value.pin_memory().to(self.device, non_blocking=True)
+        return value.to(self.device)
+
+    @torch.no_grad()
+    def sum_gradients(self, value: Tensor, part: float) -> Tensor:
+        """Replace gradients by those of the whole batch; return its loss.
+
+        Arguments:
+            value: The loss of this process's samples.
+            part: Their share of the batch.
+        """
+        for parameter in self.parameters:  # another process may have used it
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        flat = torch.cat([*(g.flatten() for g in gradients), value.reshape(1)]).mul_(part)
+        self.processes.sum(flat)
+        *sums, whole = flat.split([*(g.numel() for g in gradients), 1])
+        torch._foreach_copy_(gradients, [a.view_as(g) for a, g in zip(sums, gradients, strict=True)])
+        return whole[0]
+
+    def agree(self) -> None:
+        """Raise if the processes do not draw the same random numbers."""
+        remedy = "a part of the network that draws its own, such as dropout, needs a batch that they share equally"
+        drawn = {"random numbers": self.generator.get_state().tolist()} if self.processes.joined else {}
+        self.processes.agree({"steps done": self.done, **drawn}, remedy)
 
     def report(self) -> tuple[int, float]:
         """Add the latest loss to the history; raise if it is not finite, unless gradients are clipped."""
@@ -223,10 +283,11 @@ class _Training:
         save_point(path, identity, self)
 
 
-def _captured(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
+def _captured(step: Callable[[], None], errors: str) -> torch.cuda.CUDAGraph:
+    """Capture a step as a CUDA graph. `errors` is torch's `capture_error_mode`."""
     graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode=errors):
             step()
     except torch.OutOfMemoryError:
         raise
@@ -257,12 +318,14 @@ def train(
     Arguments:
         module: The module to train, on its device.
         loss: The objective, `loss(x1, randomness, beta, cond)`.
-        data: `(N, *)` or a dict of channels, moved to the module's device at once; or a Dataset, a DataLoader or
-            another iterable of batches (:class:`fmwc.data.batches.Batches`), moved batch by batch.
+        data: `(N, *)` or a dict of channels, moved to the module's device at once, or batch by batch if they take much
+            of a GPU's memory; or a Dataset, a DataLoader or another iterable of batches
+            (:class:`fmwc.data.batches.Batches`), moved batch by batch. With several processes, each is given the same
+            data and trains some samples of every batch.
         config: The configuration.
         cond: The conditions of data in memory, by name, `(N, *)` each.
         resume: A file for resume points. If it exists, training resumes from it and reaches the same weights as an
-            uninterrupted run.
+            uninterrupted run. The first process writes it, and all read it.
         identity: Values that the result depends on, besides the configuration and the data, by name. A resume point
             with a different identity is refused.
         progress: Called with the steps done and the latest loss.
@@ -272,30 +335,37 @@ def train(
     source = _source(data, as_conditions(cond), config, device)
     resume = Path(resume) if resume else None
     about: dict[str, Any] = {}
-    if resume:
+    processes = Processes()
+    if resume or processes.joined:
         about = {k: v for k, v in vars(config).items() if k not in ("save_every", "minutes")}
         about |= {"data": source.fingerprint(), "device": device.type, **(identity or {})}
+    processes.agree(about, "start all of them with the same settings, data and network")
     # Gradient noise is far larger than the rounding error of TensorFloat-32.
     with _generator(device, config.seed) as generator, tensor_float(device.type == "cuda"):
         run = _Training(module, loss, source, config, generator)
         if resume and resume.exists():
             read_point(resume, about, run)
             source.skip(run.done)
+        processes.agree({"steps done": run.done}, "the resume file must be in a file system that all of them share")
+        processes.copy_from_first(run.kept)
         saved = time.monotonic()
         until = time.monotonic() + 60 * config.minutes if config.minutes else math.inf
-        while run.done < config.iterations and time.monotonic() < until:
+        while run.done < config.iterations and not (config.minutes and processes.first_says(time.monotonic() >= until)):
             run.advance()
             last = run.done == config.iterations
             if run.done % every == 0 or last:
+                run.agree()
                 step, value = run.report()
-                if progress:
+                if progress and processes.first:
                     progress(step, value)
             now = time.monotonic()
-            if resume and (last or run.done % config.save_every == 0 or now >= min(until, saved + PAUSE)):
+            due = last or run.done % config.save_every == 0 or now >= min(until, saved + PAUSE)
+            if resume and due and processes.first:
                 run.save(resume, about)
                 saved = time.monotonic()
     if run.average:
         run.average.copy_to_parameters()
+    processes.copy_from_first(run.buffers)  # batch norms have seen different samples
     if not run.history or run.history[-1][0] < run.done:  # the time limit ended the run
         run.history.append((run.done, run.history[-1][1] if run.history else math.nan))
     return run.history
@@ -407,7 +477,8 @@ def fit_noise(
     Arguments:
         field: An attached field.
         data: Training samples of the network, or samples drawn from it: `(N, *)` or a dict of channels; or a Dataset, a
-            DataLoader or another iterable of batches. A batch is `x`, or a pair `(x, {"y": y})` with its conditions.
+            DataLoader or another iterable of batches, which is read batch by batch; the checks before and after
+            training see its first 20,000 samples. A batch is `x`, or a pair `(x, {"y": y})` with its conditions.
         steps: Number of optimiser steps.
         beta: The weight of the KL divergence.
         batch: Samples per step; a DataLoader has its own batch size.
@@ -430,7 +501,9 @@ def fit_noise(
         given = cond
         batch = min(batch, batch_size(known))
     else:
-        source = batches = Batches(data, batch, derive(seed, "data"), lambda x: _tensors(field, x))
+        coupled = couples_samples(pairs) or getattr(field.network, "rows", None) is not None
+        convert = lambda x: _tensors(field, x)  # noqa: E731
+        source = batches = Batches(data, batch, derive(seed, "data"), convert, whole=coupled)
         known, given = batches.head()
     if field.space is not None:
         field.space.check_rows(given, batch_size(known))
@@ -472,12 +545,12 @@ def fit_noise(
         given = {name: value for name, value in cond.items() if name != PAIRED}
         return elbo_loss(field, x1, weight, seed=randomness, pairs=cond.get(PAIRED, pairs), cond=given)
 
-    about = _identity(field, pairs, identity) if resume else None
+    about = _identity(field, pairs, identity) if resume or Processes().joined else None
     with _frozen(field.network), field.noise.keep_hooks():
         history = train(
             field.noise, loss, source, config, cond=rows, resume=resume, identity=about, progress=progress, every=every
         )
-    if confidence:
+    if confidence:  # in every process, with the same result
         fit_confidence(field, known, cond=given, seed=derive(seed, "confidence"), conventions=False)
     return history
 

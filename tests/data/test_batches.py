@@ -3,10 +3,10 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 import fmwc
-from fmwc.data.batches import Batches
+from fmwc.data.batches import Batches, Rows
 from fmwc.errors import DataError, NotFiniteError, ShapeError, UsageError
 from fmwc.training import TrainingConfig, fit_noise, train
 from tests.conftest import mlp_field
@@ -114,6 +114,83 @@ def test_the_sequence_of_batches_does_not_depend_on_skipping():
         x, cond = batches.draw()
         assert torch.equal(x, expected[skipped][0])
         assert torch.equal(cond["y"], expected[skipped][1]["y"])
+
+
+class Numbered(Dataset):
+    """Rows with their number, and a random number."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, i):
+        return ROWS[i], {"number": i, "random": torch.rand(())}
+
+
+LOADERS = {
+    "by index": lambda: DataLoader(Numbered(), 7, shuffle=True),
+    "generator": lambda: DataLoader(Numbered(), 7, shuffle=True, generator=torch.Generator().manual_seed(2)),
+    "workers": lambda: DataLoader(Numbered(), 7, shuffle=True, num_workers=1),
+    "batches of the dataset": lambda: DataLoader(
+        [(rows, {"number": numbers}) for rows, numbers in zip(ROWS.split(7), torch.arange(40).split(7), strict=True)],
+        batch_size=None,
+    ),
+    "iterable": lambda: ((rows, {"number": rows[:, 0]}) for _ in range(3) for rows in ROWS.split(7)),
+}
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_processes_share_every_batch(kind):
+    """Parts of 1, 2 and 3 processes make up the same batches, also after the first ones were read or skipped."""
+    whole = Batches(LOADERS[kind](), 8, 5)
+    expected = [whole.draw() for _ in range(9)]  # more than one pass
+    for count in (1, 2, 3):
+        sources = [Batches(LOADERS[kind](), 8, 5, part=(index, count)) for index in range(count)]
+        heads = [source.head()[0] for source in sources]
+        assert all(torch.equal(head, heads[0]) and len(head) >= 40 for head in heads)
+        for batch in expected[:4]:
+            parts = [source.draw_part() for source in sources]
+            assert {part.total for part in parts} == {len(batch[0])}
+            for part in parts:
+                assert torch.equal(part.x, batch[0][part.samples])
+                assert torch.equal(part.cond["number"], batch[1]["number"][part.samples])
+            assert sorted(torch.cat([part.samples for part in parts]).tolist()) == list(range(len(batch[0])))
+        if kind in ("by index", "workers"):
+            numbers = torch.cat([part.cond["random"] for part in parts])
+            assert count == 1 or len(numbers.unique()) == len(numbers)  # random transforms differ
+            (late := Batches(LOADERS[kind](), 8, 5, part=(0, count))).skip(8)
+            assert torch.equal((last := late.draw_part()).x, expected[8][0][last.samples])
+
+
+def test_losses_that_need_the_whole_batch_say_so():
+    part = Batches(LOADERS["by index"](), 8, 5, part=(0, 2)).draw_part()
+    with pytest.raises(UsageError, match="need the whole batch in every process"):
+        part.load()
+    part = Batches(LOADERS["by index"](), 8, 5, part=(0, 2), whole=True).draw_part()
+    assert torch.equal(part.load()[0][::2], part.x)
+
+
+def test_a_distributed_sampler_is_refused_because_batches_are_split_already():
+    loader = DataLoader(Labelled(), 8, sampler=DistributedSampler(Labelled(), 2, 0))
+    with pytest.raises(UsageError, match="leave it out"):
+        Batches(loader, 8, 5, part=(0, 2))
+    assert len(Batches(loader, 8, 5).draw()[0]) == 8
+
+
+def test_a_batch_of_fewer_samples_than_processes_is_refused():
+    with pytest.raises(UsageError, match="a batch of 2 samples cannot be split among 3 processes"):
+        Batches([ROWS[:2]], 8, 5, part=(0, 3)).draw_part()
+    with pytest.raises(UsageError, match="a batch of 2 samples cannot be split among 3 processes"):
+        Rows(ROWS, {}, 2, False, torch.device("cpu"), part=(0, 3))
+
+
+def test_data_too_large_for_the_device_gives_the_same_batches(monkeypatch):
+    trained = []
+    for fits in (True, False):
+        monkeypatch.setattr("fmwc.data.batches._fits", lambda device, tensors, fits=fits: fits)
+        field = mlp_field()
+        fit_noise(field, ROWS, 5, batch=8, confidence=False)
+        trained.append(weights(field))
+    assert identical(*trained)
 
 
 def test_only_one_batch_at_a_time_is_loaded():

@@ -19,6 +19,7 @@ from fmwc.estimators import Linearised
 from fmwc.field import Field
 from fmwc.flow import Channel, FlatTorus, Lattice, Space
 from fmwc.networks import CSPNet
+from fmwc.processes import Processes
 from fmwc.randomness import Stream, derive
 from fmwc.recipes import Recipe
 from fmwc.sampling import Reference, SamplingConfig, sample
@@ -125,9 +126,12 @@ class Mp20(Recipe):
         _scale(network, self)
         if self.stratified:
             sizes = self.rows()[1]["atoms"]
-            network.static_capacity |= {
-                batch: _capacity(sizes, batch) for batch in (self.batch, min(self.noise_batch, len(sizes)))
-            }
+            processes, known = Processes(), network.static_capacity
+            for batch in (self.batch, min(self.noise_batch, len(sizes))):
+                for index, count in ((processes.index, processes.count), (0, 1)):
+                    part, needed = len(range(index, batch, count)), _capacity(sizes, batch, index, count)
+                    present = known.get(part, needed)
+                    known[part] = max(present[0], needed[0]), max(present[1], needed[1])
         return network
 
     def attach(self, network: nn.Module) -> Field:
@@ -202,13 +206,16 @@ def _scale(network: CSPNet, recipe: Mp20) -> None:
     network.sizes.copy_(torch.bincount(cond["atoms"], minlength=WIDTH + 1))
 
 
-def _capacity(atoms: Tensor, batch: int) -> tuple[int, int]:
-    """Return the maximum numbers of atoms and pairs in a stratified batch, from the last crystal of each slice."""
+def _capacity(atoms: Tensor, batch: int, index: int = 0, count: int = 1) -> tuple[int, int]:
+    """Return the maximum numbers of atoms and pairs in a stratified batch, from the last crystal of each slice.
+
+    With several processes, only for the crystals of process `index` of `count`.
+    """
     ends = ((torch.arange(batch) + 1) * (len(atoms) / batch)).ceil().long().clamp_max(len(atoms) - 1)
-    most = atoms[ends]
+    most = atoms[ends[index::count]]
     rows = -(-int(most.sum()) // 64) * 64
     pairs = -(-max(1, int((most * (most - 1)).sum())) // 64) * 64
-    while pairs in (batch, rows):  # layers distinguish crystals, atoms and pairs by their numbers of rows
+    while pairs in (len(most), rows):  # layers distinguish crystals, atoms and pairs by their numbers of rows
         pairs += 64
     return rows, pairs
 

@@ -16,10 +16,10 @@ from torch import Tensor
 from fmwc.checkpoint import load_network, save_network
 from fmwc.data.arrays import fingerprint
 from fmwc.errors import ShapeError, UsageError
-from fmwc.files import claimed
 from fmwc.mnist.data import Images, unit
 from fmwc.modes import evaluating
 from fmwc.networks import LeNet
+from fmwc.processes import Processes, claimed_by_first
 from fmwc.provenance import Clock, provenance, runtime
 from fmwc.randomness import Stream, derive
 from fmwc.training import TrainingConfig, train
@@ -84,8 +84,8 @@ def fit_classifier(
     literals = {k: v for k, v in asdict(recipe).items() if k != "data"}
     known = fingerprint(data.x, data.y)
     about = {**literals, "data": known, "test": fingerprint(test.x, test.y), **runtime(device)}
-    with claimed(out, "train", about, force=force, resumes=True) as folder:
-        network: LeNet
+    network: LeNet
+    with claimed_by_first(out, "train", about, force=force) as folder:
         if folder.finished:
             network = load_network(out, device=device)
             return network
@@ -99,15 +99,17 @@ def fit_classifier(
         network.train()
         point, x = folder.work / "judge.resume", unit(data.x)
         train(network, loss, x, recipe.plan, cond={"y": data.y}, resume=point, identity=literals, progress=progress)
-        save_network(
-            network,
-            folder.path,
-            recipe={"name": "judge", **literals},
-            data={"name": "mnist", "fingerprint": known},
-            metrics={"accuracy": accuracy(network.eval(), unit(test.x), test.y)},
-            provenance=provenance(device, clock.seconds, seeds=[recipe.seed]),
-        )
-        return network
+        network.eval()
+        if Processes().first:
+            save_network(
+                network,
+                folder.path,
+                recipe={"name": "judge", **literals},
+                data={"name": "mnist", "fingerprint": known},
+                metrics={"accuracy": accuracy(network, unit(test.x), test.y)},
+                provenance=provenance(device, clock.seconds, seeds=[recipe.seed]),
+            )
+    return network
 
 
 CHUNK = 2000  # images per batch of the classifier

@@ -10,7 +10,7 @@ from fmwc.noise.layers import (
     kl,
     time_features,
 )
-from fmwc.noise.model import Draw, NoiseModel, NoisyLayer, Pass, Weights
+from fmwc.noise.model import Draw, NoiseModel, NoisyLayer, Pass, Weights, rows_of_share
 
 __all__ = [
     "KINDS",
@@ -25,5 +25,6 @@ __all__ = [
     "cyclic",
     "divergence_from_prior",
     "kl",
+    "rows_of_share",
     "time_features",
 ]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -100,6 +101,7 @@ def kl(
     factor: float = 0.5,
     owners: Sequence[Tensor | None] | None = None,
     count: int = 0,
+    numbers: Mapping[int, Tensor] = MappingProxyType({}),
 ) -> Tensor:
     """Return the KL of a network: the mean over batch and channels, summed over layers.
 
@@ -109,6 +111,7 @@ def kl(
         factor: The leading factor.
         owners: For each layer, the sample index of each row; `None` if the rows are ordered by sample.
         count: The number of samples. Rows with owner `count` are unused and excluded from the mean.
+        numbers: What to divide a sum over used rows by, by the number of rows; their number if not given.
     """
     if not log_alphas:
         raise UsageError(
@@ -120,7 +123,8 @@ def kl(
         if owner is None:
             return divergence.mean()
         used = (owner < count).to(divergence.dtype)
-        return (divergence.flatten(1).mean(1) * used).sum() / used.sum().clamp_min(1)
+        number = numbers.get(len(owner), used.sum().clamp_min(1))
+        return (divergence.flatten(1).mean(1) * used).sum() / number
 
     return torch.stack([mean(a, o) for a, o in zip(log_alphas, owners or [None] * len(log_alphas), strict=True)]).sum()
 

@@ -34,7 +34,7 @@ from fmwc.noise.layers import (
     choose_layers,
     time_features,
 )
-from fmwc.randomness import Randomness
+from fmwc.randomness import Randomness, Share, normal_rows
 from fmwc.state import unsqueeze_like
 
 # ---- passes ----------------------------------------------------------------------------------------------------------
@@ -91,15 +91,15 @@ class Draw(Pass):
         self.owners: list[Tensor | None] = []
 
     def after(self, noisy: NoisyLayer, layer: Any, h: Tensor, y: Tensor) -> Tensor:
-        log_alpha = noisy.log_alpha(h)
+        log_alpha, owner = noisy.log_alpha(h), noisy.owner(h)
         self.log_alphas.append(log_alpha)
-        self.owners.append(noisy.owner(h))
+        self.owners.append(owner)
         if self.weights is not None:
             return y + self.weights(noisy, layer, h, log_alpha)
         var = noisy.output_var(layer, h, log_alpha)
         # The floor keeps the derivative of the square root finite where the input is exactly zero.
         std = var.clamp_min(torch.finfo(var.dtype).tiny).sqrt()
-        return y + std * noisy.correlated(layer, h, log_alpha, std, self.randomness.normal(y))
+        return y + std * noisy.correlated(layer, h, log_alpha, std, normal_rows(self.randomness, y, owner))
 
 
 # ---- the running pass ------------------------------------------------------------------------------------------------
@@ -354,10 +354,39 @@ def _rank(owner: Tensor, count: int) -> Tensor:  # (R,) -> (R,)
     return torch.empty_like(rank).index_copy(0, order, rank)
 
 
+def _numbers(owner: Tensor, count: int) -> Tensor:  # -> (count + 1,)
+    """Return the number of rows of each sample, and of unused rows."""
+    return owner.new_zeros(count + 1).index_add(0, owner, torch.ones_like(owner))
+
+
 def _starts(owner: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the order that sorts rows by sample, and where each sample starts in it."""
-    number = owner.new_zeros(count + 1).index_add(0, owner, torch.ones_like(owner))
+    number = _numbers(owner, count)
     return owner.argsort(stable=True), number.cumsum(0) - number
+
+
+def rows_of_share(
+    share: Share, owners: Sequence[Tensor], whole: Sequence[Tensor], checked: bool = True
+) -> dict[int, tuple[int, Tensor, Tensor]]:
+    """Return the rows of a share's samples among those of the whole batch (:attr:`fmwc.randomness.Share.owned`).
+
+    Arguments:
+        share: The share.
+        owners: For each kind of row, the sample of each row; the number of samples if unused.
+        whole: The same for the whole batch.
+        checked: Whether to compare numbers of rows, which reads values.
+    """
+
+    def find(here: Tensor, everywhere: Tensor) -> tuple[int, Tensor, Tensor]:
+        numbers = _numbers(everywhere, share.total)
+        if checked and not torch.equal(_numbers(here, share.count)[:-1], numbers[share.samples]):
+            raise ShapeError("the number of rows of a sample depends on its state; train with one process")
+        order, start = _starts(everywhere, share.total)
+        sample = share.samples[here.clamp_max(share.count - 1)]
+        position = torch.where(here < share.count, start[sample] + _rank(here, share.count), 0)
+        return len(everywhere), order[position], numbers[:-1].sum().clamp_min(1) * share.part
+
+    return {len(here): find(here, everywhere) for here, everywhere in zip(owners, whole, strict=True)}
 
 
 def _partners(owner: Tensor, evaluations: int) -> tuple[Tensor, Tensor]:  # owner: of 2B evaluations
