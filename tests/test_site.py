@@ -2,9 +2,14 @@
 
 import re
 import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+
+from tests.studio.browser import launched, missing, watched
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -73,6 +78,29 @@ def test_faults_of_a_site_are_found(tmp_path):
         "c.html links to q.png, which does not exist",
         "s.css loads a file from the network",
     ]
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing())
+@pytest.mark.skipif(not (DOCS / "_build/html/index.html").is_file(), reason="run make docs first, as make test does")
+def test_the_site_works_in_a_browser_without_a_network():
+    handler = partial(SimpleHTTPRequestHandler, directory=str(DOCS / "_build/html"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, launched() as browser:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        site = f"127.0.0.1:{server.server_port}"
+        with watched(browser, site) as page:
+            visit(page, f"http://{site}")
+        server.shutdown()
+
+
+def visit(page, site):
+    for name in ("index", "how-to/filter", "reference/modules/fmwc.estimators", "notebooks/1-points"):
+        page.goto(f"{site}/{name}.html")
+        assert page.locator("h1").first.is_visible()
+        page.set_viewport_size({"width": 390, "height": 844})
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.goto(f"{site}/search.html?q=certificate")
+    page.locator("#search-results li a").first.wait_for()
+    page.wait_for_load_state("networkidle")
 
 
 def seen(page: Path) -> list[str]:
