@@ -51,7 +51,7 @@ SCHEDULER = "FlowMatchEulerDiscreteScheduler"
 SCORES = ("integrated", "geometric", "endpoint", "peak", "spread", "detour")  # candidates if there are labels
 FEWEST = 8  # images of a reference
 LEVELS = 1001  # quantiles of a reference
-SURE = 2.0  # standard errors above chance, required of a score that labels choose
+CLEARLY = 2.7  # standard errors above chance, required of the best of these scores
 OWN = ("callback_on_step_end", "generator", "return_dict")  # arguments of the pipeline that fmwc sets
 
 NO_REFERENCE = "there is no reference for images like these; call Confidence.fit_reference(prompts, n)"
@@ -407,18 +407,18 @@ class Confidence:
         return hasattr(type(self.pipe), "interrupt")
 
     @property
+    def _sigmas(self) -> Tensor:
+        """The noise level at the start of each step, and at the end."""
+        return self._tap.scheduler.sigmas[self._tap.scheduler.begin_index or 0 :]
+
+    @property
     def _steps(self) -> int:
-        scheduler = self._tap.scheduler
-        return len(scheduler.timesteps) - (scheduler.begin_index or 0)
+        return len(self._sigmas) - 1
 
     def _wanted(self) -> bool:
-        return self._called and is_due(self.schedule, self._step, self._steps, *self._last_times())
-
-    def _last_times(self) -> tuple[Tensor | None, Tensor]:
-        scheduler = self._tap.scheduler
-        index = self._step + (scheduler.begin_index or 0)
-        now = 1 - scheduler.sigmas[index : index + 1]
-        return (self._times[-1][:1] if self._times else None), now
+        now = 1 - self._sigmas[self._step : self._step + 1]
+        before = self._times[-1][:1].to(now) if self._times else None
+        return self._called and is_due(self.schedule, self._step, self._steps, before, now)
 
     def _read(self, calls: list[Call], v: Tensor, x: Tensor, t: Tensor, after: Tensor) -> None:
         """Read one step, which began at x and t and ended at `after`."""
@@ -443,7 +443,7 @@ class Confidence:
         self._free.guess(self._step, x.float(), times, -v.detach().float())
         self._free.move(after.float())
         self._x = after
-        end = 1 - self._tap.scheduler.sigmas[self._step + 1 + (self._tap.scheduler.begin_index or 0)].to(times)
+        end = 1 - self._sigmas[self._step + 1].to(times)
         if self._readings:
             self._partial = self._partial + self._readings[-1][1].flatten(1).sum(1).sqrt() * (end - times)
         self._step += 1
@@ -515,7 +515,7 @@ class Confidence:
         made, without = self._read_with(run), ""
         if reference.read_with is None:
             without = f"the reference, {reference.score}, is not one of pipelines; call Confidence.fit_reference"
-        elif differs := reference.read_with.differs(made, variance=True):
+        elif differs := reference.read_with.differs(made, variance=reference.needs_variance):
             without = f"the reference was made with {differs}"
         return compared(run, reference, without)
 
@@ -583,30 +583,34 @@ class Confidence:
             call: Other arguments of the pipeline, such as `num_inference_steps`.
         """
         call = _arguments(call, prompts) | ({} if labels else {"output_type": "latent"})
-        runs, failed = [], []
+        names = (self.score,) if labels is None else SCORES
+        scores: dict[str, list[Tensor]] = {name: [] for name in names}
+        failed: list[Tensor] = []
         stop, self.stop = self.stop, None
         try:
             for number in range(as_whole(n, "n", 1)):
                 images = self._draw(seed + number, call)
-                runs.append(replace(self.trajectory, default_score=self.score, reference=None))
+                run = self.trajectory
+                for name, found in scores.items():
+                    found.append(run.score(name))
                 if labels is not None:
-                    failed.append(torch.as_tensor(labels(images)).bool().reshape(-1).to(runs[-1].grid.device))
+                    failed.append(torch.as_tensor(labels(images)).bool().reshape(-1).to(run.grid.device))
         finally:
             self.stop = stop
-        count = sum(map(len, runs))
+        values = {name: torch.cat(found) for name, found in scores.items()}
+        count = len(next(iter(values.values())))
         if count < FEWEST:
             raise UsageError(f"a reference needs at least {FEWEST} images, got {count}; give more prompts or raise n")
         score, reason, withheld = self.score, f"the score {self.score} was not tested with labels", ""
         candidates: list[dict[str, Any]] = []
         if labels is not None:
-            candidates, reason, withheld = _by_labels(runs, torch.cat(failed))
+            candidates, reason, withheld = _by_labels(values, torch.cat(failed))
             score = candidates[0]["score"]
-        values = torch.cat([run.score(score) for run in runs])
         self.score = score
         self.field.reference = Reference(
             score,
-            self._read_with(runs[-1]),
-            values.quantile(torch.linspace(0, 1, LEVELS, device=values.device)),
+            self._read_with(run),
+            values[score].quantile(torch.linspace(0, 1, LEVELS, device=values[score].device)),
             reason=reason,
             withheld=withheld,
             candidates=tuple(candidates),
@@ -626,7 +630,7 @@ class Confidence:
         """
         call = _arguments(call, prompts)
         stop, best = self.stop, None
-        ends = self.score == "integrated" and self.schedule is EVERY_STEP and self._stops
+        ends = self.score == "integrated" and self._stops
         evaluations = 0
         try:
             for number in range(as_whole(n, "n", 1)):
@@ -672,22 +676,21 @@ def _grid(layout: Mapping[str, Any], tokens: int) -> tuple[int, int]:
     return side, side
 
 
-def _by_labels(runs: Sequence[Trajectory], failed: Tensor) -> tuple[list[dict[str, Any]], str, str]:
+def _by_labels(scores: Mapping[str, Tensor], failed: Tensor) -> tuple[list[dict[str, Any]], str, str]:
     """Return the scores by their AUROC, best first, the reason for the choice, and why confidence is withheld."""
-    bad = int(failed.sum())
-    good = len(failed) - bad
-    if len(failed) != sum(map(len, runs)) or not bad or not good:
+    count, bad = len(next(iter(scores.values()))), int(failed.sum())
+    good = count - bad
+    if len(failed) != count or not bad or not good:
         raise UsageError(
             f"labels must return one value per image, with failures and successes among them; got {bad} failures in "
-            f"{len(failed)} labels for {sum(map(len, runs))} images"
+            f"{len(failed)} labels for {count} images"
         )
-    found = {name: torch.cat([run.score(name) for run in runs]) for name in SCORES}
-    by_score = {name: round(auroc(values[failed], values[~failed]), 4) for name, values in found.items()}
+    by_score = {name: round(auroc(values[failed], values[~failed]), 4) for name, values in scores.items()}
     name, best = max(by_score.items(), key=lambda pair: pair[1])
     chance = ((len(failed) + 1) / (12 * bad * good)) ** 0.5  # standard error of the AUROC of a random score
     reason = f"of {len(failed)} labels with {bad} failures, {name} has AUROC {best:.2f}"
     rows = [{"score": name, "auroc": value} for name, value in sorted(by_score.items(), key=lambda pair: -pair[1])]
-    return rows, reason, "" if best > 0.5 + SURE * chance else f"no score is better than chance ({reason})"
+    return rows, reason, "" if best > 0.5 + CLEARLY * chance else f"no score is better than chance ({reason})"
 
 
 # ---- the network of a pipeline as a velocity network -----------------------------------------------------------------
