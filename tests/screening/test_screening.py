@@ -14,10 +14,11 @@ import pytest
 import fmwc
 from fmwc.errors import FmwcError, MismatchError, OutputError, UsageError
 from fmwc.files import claimed
+from fmwc.identity import seal
 from fmwc.screening import merge, screen, status
 from fmwc.screening.blocks import set_aside
 from fmwc.screening.campaign import CAMPAIGN
-from fmwc.screening.stages import Check
+from fmwc.screening.stages import Check, Judge
 from tests.conftest import mlp_field
 from tests.screening.fakes import Fake, segment
 from tests.test_documents import ROOT
@@ -122,6 +123,9 @@ def test_crystals_have_the_same_table_in_other_blocks_and_are_written_as_cif(tmp
     rows = table(tmp_path / "2")
     assert {"formula", "e_above_hull", "metastable", "relaxed_cell", "converged"} <= {*rows.column_names}
     assert [len(numbers) for numbers in rows["numbers"].to_pylist()] == rows["atoms"].to_pylist()
+    drawn = pq.read_table(tmp_path / "2" / "blocks" / "draw-00000.parquet")
+    judge = Judge("crystals", "crystals", "", {}, relax=1).open()
+    assert judge(drawn.slice(0, 0)).schema.equals(rows.schema)  # blocks without a row have the same columns
     ranked = pd.read_csv(tmp_path / "2" / "ranked.csv", dtype={"name": str})
     assert ranked["e_above_hull"].dropna().is_monotonic_increasing
     assert {path.stem for path in (tmp_path / "2" / "cif").iterdir()} == {*ranked["name"]}
@@ -276,6 +280,11 @@ def test_a_promise_keeps_what_it_guarantees_and_refuses_other_samples(whole, tmp
     expected = everything.filter(np.array(everything["score"].to_numpy() <= threshold))
     assert 0 < len(expected) < 100
     assert table(tmp_path / "kept").equals(expected)
+    content = json.loads(promise.read_text())
+    lower = seal({**content, "threshold": -1e6})  # keeps nothing
+    (tmp_path / "lower.json").write_text(json.dumps(lower))
+    assert points(tmp_path / "nothing", promise=tmp_path / "lower.json").funnel[-1]["rows_in"] == 0
+    assert table(tmp_path / "nothing").schema.equals(everything.schema)
     with pytest.raises(MismatchError, match=r"was made for other samples.*steps"):
         points(tmp_path / "other", promise=promise, steps=20, score="spread")
     with pytest.raises(UsageError, match="contradict each other"):

@@ -43,7 +43,7 @@ _IDENTITY = record(
     more=True,
 )
 _CAMPAIGN = record({"format": whole(1, 1), "identity": _IDENTITY, "layout": _LAYOUT})
-MOST_BLOCKS = 1_000_000
+MOST_BLOCKS = 200_000
 _KEPT = record({"identity": text(64), "rows": whole(), "drawn": whole(), "seconds": number(0), "step": whole(1)})
 
 

@@ -22,10 +22,10 @@ from fmwc.files import Folder, claimed, write_json, write_text
 from fmwc.identity import plain, require_same
 from fmwc.modes import one_thread
 from fmwc.progress import say_on_stderr, stages_bar
-from fmwc.provenance import runtime
+from fmwc.provenance import pick_device, runtime
 from fmwc.readers import shown
 from fmwc.screening.blocks import FOLDER, MOST, Outcome, Segment, run_local, set_aside
-from fmwc.screening.campaign import CAMPAIGN, DRIVER, Campaign, read_campaign, rows_per_block
+from fmwc.screening.campaign import CAMPAIGN, DRIVER, MOST_BLOCKS, Campaign, read_campaign, rows_per_block
 from fmwc.screening.results import Summary, write_results
 from fmwc.screening.rows import CRYSTALS
 from fmwc.screening.stages import Check, Draw, Judge, Keep, Stage
@@ -43,7 +43,7 @@ def screen(checkpoint: str, count: int = 1000, *, out: str | Path, **options: An
     """Draw many samples, keep the surest, judge them, and write the best; resumes if interrupted.
 
     The same as `fmwc screen`, in blocks on disk. Rows depend on the checkpoint, the seed and their index only: any
-    number of workers and any size of the blocks give the same table.
+    number of workers and any size of the blocks give the same table. Until it returns, torch uses one CPU thread.
 
     Arguments:
         checkpoint: A shipped name, or the folder of a checkpoint.
@@ -147,7 +147,10 @@ def _layout(options: Screen, batch: int) -> list[list[int]]:
         raise UsageError(f"--first must be a multiple of the batch size, {batch}; got {first}")
     if options.block % batch:
         raise UsageError(f"--block must be a multiple of the batch size, {batch}; got {options.block}")
-    return [[first, first + options.count, options.block or rows_per_block(options.count, batch)]]
+    size = options.block or rows_per_block(options.count, batch)
+    if options.count > MOST_BLOCKS * size:
+        raise UsageError(f"-n {options.count} makes more than {MOST_BLOCKS:,} blocks of {size} rows; add --block")
+    return [[first, first + options.count, size]]
 
 
 def _keep(options: Screen) -> float | int | None:
@@ -175,7 +178,7 @@ def _judge(options: Screen, plan: Plan, shapes: dict[str, Any], kind: str, judge
             raise UsageError("--relax needs a judge; leave out --judge none")
         return ()
     domain.require_judge(plan.field)
-    settings = options.judge_device, options.relax, options.data, options.cut
+    settings = pick_device(options.judge_device).type, options.relax, options.data, options.cut
     return (Judge(plan.options.checkpoint, kind, judge, shapes, *settings),)
 
 

@@ -17,7 +17,7 @@ from fmwc.files import claimed, written
 from fmwc.identity import require_same
 from fmwc.readers import number, open_regular, read_json, record, shown, text, whole
 from fmwc.screening.blocks import FOLDER, LARGEST, set_aside
-from fmwc.screening.campaign import DRIVER, Campaign, read_campaign
+from fmwc.screening.campaign import DRIVER, KEPT, Campaign, read_campaign
 from fmwc.screening.results import Summary, segments, write_results
 
 __all__ = ["merge", "status"]
@@ -104,13 +104,16 @@ def status(folder: str | Path) -> tuple[list[dict[str, str]], list[str]]:
     rows, complete = [], campaign.last is not None
     for segment in segments(campaign):
         sizes = [stop - start for start, stop in segment.spans]
-        done, now, latest = [], 0, driver["since"]
+        done, now, since = [], 0, driver["since"]
+        if segment.source:  # it began when the rows to keep were chosen
+            since = max(since, (campaign.folder / FOLDER / KEPT).stat().st_mtime)
+        latest = since
         for block, size in enumerate(sizes):
             if (about := segment.about(block)) is not None:
                 done.append(size)
                 if about["driver"] == driver["driver"]:
                     now, latest = now + size, max(latest, segment.path(block).stat().st_mtime)
-        rate = now / (latest - driver["since"]) if latest > driver["since"] else 0.0
+        rate = now / (latest - since) if latest > since else 0.0
         left = sum(sizes) - sum(done)
         complete &= not left
         rows.append(

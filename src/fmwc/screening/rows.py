@@ -30,10 +30,8 @@ CRYSTALS = "crystals"
 
 def flat(values: np.ndarray) -> pa.Array:  # (N, *)
     """Return an array as a column: numbers, or lists of a fixed size."""
-    rows = np.ascontiguousarray(values).reshape(len(values), -1)
-    if values.ndim == 1:
-        return pa.array(values)
-    return pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
+    size = math.prod(values.shape[1:])
+    return pa.array(values) if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), size)
 
 
 def _lists(counts: np.ndarray, values: np.ndarray) -> pa.Array:
