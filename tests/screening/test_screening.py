@@ -209,6 +209,14 @@ def test_a_damaged_block_is_computed_again(whole, tmp_path):
     same(tmp_path, whole / "all")
 
 
+def test_rows_to_keep_are_chosen_again_if_their_file_is_gone(whole, tmp_path):
+    points(tmp_path, keep=0.2)
+    for name in ("kept", "judge"):
+        (tmp_path / "blocks" / f"{name}-00000.parquet").unlink()
+    points(tmp_path, keep=0.2)
+    same(tmp_path, whole / "fifth")
+
+
 def test_a_second_driver_is_refused_and_status_is_not(whole):
     with claimed(whole / "all", "screen", adds=(CAMPAIGN,)):
         with pytest.raises(OutputError, match="in use by process"):

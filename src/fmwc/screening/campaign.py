@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,7 @@ class Campaign:
         """What determines a row, whatever part it is in."""
         return {name: value for name, value in self.identity.items() if name not in ("first", "count")}
 
-    @property
+    @cached_property
     def rows(self) -> str:
         """A hash of what determines a row."""
         return digest(self.shared)
@@ -111,7 +112,7 @@ class Campaign:
 
     # ---- segments ----
 
-    @property
+    @cached_property
     def drawing(self) -> Segment:
         """The first segment."""
         batch, spans = self.identity["batch"], spans_of(self.layout)
@@ -151,7 +152,9 @@ class Campaign:
     def choose(self) -> None:
         """Choose the rows to keep among all drawn ones, and write them to files of their own."""
         begun, drawn, identity = time.perf_counter(), self.drawing, self._identity_of_kept()
-        if (kept := self.kept()) is not None and kept["identity"] == identity:
+        kept, known = self.kept(), self.judging()
+        files = [known.path(block, known.source) for block in range(len(known.spans))] if known is not None else []
+        if kept is not None and kept["identity"] == identity and all(path.exists() for path in files):
             return
         blocks = [block for block in range(len(drawn.spans)) if drawn.about(block) is not None]
         passed = sum(len(piece) for piece in self._scores(blocks))

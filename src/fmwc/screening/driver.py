@@ -228,9 +228,8 @@ def _complete(segment: Segment, engine: Engine, driver: str, folder: Folder, bar
     """Compute the blocks of a segment that are not done, until each is done or set aside."""
     sizes = [stop - start for start, stop in segment.spans]
     folder.note(*map(segment.path, range(len(sizes))))
-    abouts = {block: segment.about(block, whole=True) for block in range(len(sizes))}
+    left = {block for block in range(len(sizes)) if segment.about(block, whole=True) is None}
     _settle(segment)
-    left = {block for block, about in abouts.items() if about is None}
     total, done = sum(sizes), sum(sizes) - sum(sizes[block] for block in left)
     bar(segment.name, done, total)
     while todo := _todo(segment, left):
