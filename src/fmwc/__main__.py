@@ -64,6 +64,17 @@ def main(module: str = "fmwc.cli", name: str = "fmwc") -> None:
         code = 128 + SIGPIPE
     except BaseException as error:
         code = _report(error, *_described(error), debug)
+    _exit(code)
+
+
+def _exit(code: int) -> None:
+    """Exit. After an error in one of several processes, do so at once: gloo would wait for the others at exit."""
+    distributed = sys.modules.get("torch.distributed")
+    if code and distributed is not None and distributed.is_available() and distributed.is_initialized():
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
 
 

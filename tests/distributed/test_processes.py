@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 
+import fmwc.__main__
 from fmwc.checkpoint import about
 from fmwc.data import arrays
 from fmwc.recipes import fit, override
@@ -182,3 +183,14 @@ def test_an_error_in_one_process_ends_all_with_one_message(tmp_path, monkeypatch
     _, losses = retrofit(network, tmp_path / "one", arrays.load(tmp_path / "data.npz"), config)
     assert np.allclose(record["metrics"]["held_out"], losses, rtol=1e-4)
     close(load_file(tmp_path / "model" / "model.safetensors"), load_file(tmp_path / "one" / "model.safetensors"))
+
+
+def test_a_process_that_fails_does_not_wait_for_the_others_at_exit(monkeypatch):
+    """Interrupted in a sum over processes, gloo would wait for the other process, which waits as well."""
+    codes = []
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("os._exit", codes.append)
+    for code in (0, 2):
+        with pytest.raises(SystemExit):
+            fmwc.__main__._exit(code)
+    assert codes == [2]
