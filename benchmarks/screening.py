@@ -35,7 +35,8 @@ from fmwc.registry import open_checkpoint
 from fmwc.report.table import Table
 from fmwc.sampling import SamplingConfig, Trajectory
 
-RESULTS = Path("results/screening")
+RESULTS, CRYSTALS = Path("results/screening"), Path("results/crystals")
+REMOVED = "blocks_when_the_node_was_removed"
 STEPS = 50
 DRAWS = (("crystals", 1.0), ("mnist", 1.0))  # shares of the default batch
 DRAWS_ON_GPU = (*DRAWS, ("crystals", 0.2), ("mnist", 0.2))
@@ -172,7 +173,7 @@ def cluster(folder: Path) -> Row:
     same = [(folder / name / "results.parquet").read_bytes() for name in ("expected", "lost")]
     if same[0] != same[1] or not removed:
         raise SystemExit("the tables differ, or the node was not taken away")
-    row |= {"blocks_when_the_node_was_removed": removed[0], "options": " ".join(options), "same_table": True}
+    row |= {REMOVED: removed[0], "options": " ".join(options)}
     return {"runs": {"this process": expected, "two nodes, one removed": row}}
 
 
@@ -259,12 +260,14 @@ def read(out: Path, name: str) -> Row | None:
 
 def model(out: Path) -> Row | None:
     """Predict a campaign of ten million crystals from measured rates: hours of each stage, and which one limits it."""
-    gpu, cpu = read(out, "rates-cuda"), read(out, "rates-cpu")
-    if gpu is None or cpu is None:
+    gpu, judged, relaxed = read(out, "rates-cuda"), read(CRYSTALS, "judging"), read(CRYSTALS, "relaxing")
+    if gpu is None or judged is None or relaxed is None:
         return None
     drawn = max(row["per_second"] for row in gpu["draw"] if row["samples"] == "crystals")
-    most = cpu["judge"][-1]  # on all cores of this machine at once
-    per_core = {what: most[f"{what}_per_second"] / most["processes"] for what in ("judge", "relax")}
+    per_core = {  # of one core of the development machine, over more crystals than `rates` judges
+        "judge": judged["numbers"]["structures"] / judged["numbers"]["judge_seconds"],
+        "relax": relaxed["numbers"]["relaxations_per_second"]["batch"],
+    }
     hours = {
         "draw all": STRUCTURES / (GPUS * drawn) / 3600,
         "judge all": STRUCTURES / (CORES * per_core["judge"]) / 3600,
@@ -304,16 +307,18 @@ def tables(out: Path) -> None:
     for name, title in (("points", "100,000 points"), ("crystals", "10,000 crystals of a small network")):
         if (found := read(out, name)) is not None:
             parts.append(_workers(found, title))
-    for name, title in (("memory", "Memory over 1,000,000 points"), ("cluster", "A node is taken away")):
-        if (found := read(out, name)) is not None:
-            parts.append(_memory(found, title))
+    if (found := read(out, "memory")) is not None:
+        parts.append(_memory(found))
+    if (found := read(out, "cluster")) is not None:
+        parts.append(_cluster(found))
     for device in ("cpu", "cuda"):
         if (found := read(out, f"rates-{device}")) is not None:
             parts += _rates(found)
     if (found := model(out)) is not None:
         write_json(out / "model.json", found)
         said = ", ".join(f"{n.replace('_', ' ')}: {v:.3g}" for n, v in found["rates"].items())
-        note = f"Predicted from the rates above, not run ({said}). Checks, files and Ray are neglected. {SUREST}"
+        note = f"Predicted, not run ({said}; of a core: {CRYSTALS}/judging.json and relaxing.json). "
+        note += f"Checks, files and Ray are neglected. {SUREST}"
         title = f"Prediction: {STRUCTURES:,} structures on {GPUS} H200 and {CORES} cores"
         parts.append(Table(found["campaigns"], title, note).section())
         parts.append(Table([{"stage": n, "hours": v} for n, v in found["stage_hours"].items()], "Its stages").section())
@@ -337,6 +342,7 @@ def _workers(found: Row, title: str) -> str:
             "samples per second": run["samples"] / run["seconds"],
             "of the time in this process": f"{run['seconds'] / alone:.2f}×",
             "stages, seconds of all workers": sum(run["stage_seconds"].values()),
+            "seconds outside the stages": run["seconds"] - sum(run["stage_seconds"].values()) / (1 + ("two" in name)),
             "peak MiB of the driver": run["memory_mib"]["peak"]["driver"],
             "of a worker": run["memory_mib"]["peak"]["worker"] or None,
             "of Ray's processes": run["memory_mib"]["peak"]["others"] or None,
@@ -346,23 +352,34 @@ def _workers(found: Row, title: str) -> str:
     return Table(rows, title, _about(found) + " The tables are the same byte for byte.").section()
 
 
-def _memory(found: Row, title: str) -> str:
+def _memory(found: Row) -> str:
     rows = [
         {
             "": name,
             "seconds": run["seconds"],
-            **{f"peak MiB, {kind}": peak or None for kind, peak in run["memory_mib"]["peak"].items()},
-            "driver over the run, MiB": _range(run["memory_mib"]["driver_at_tenths"]),
-            "largest worker, MiB": _range(run["memory_mib"]["worker_at_tenths"]),
-            **(
-                {"blocks done when the node was removed": run["blocks_when_the_node_was_removed"]}
-                if "same_table" in run
-                else {}
-            ),
+            "peak MiB of the driver": run["memory_mib"]["peak"]["driver"],
+            "of the largest worker": run["memory_mib"]["peak"]["worker"],
+            "of Ray's processes": run["memory_mib"]["peak"]["others"],
+            "driver after 10, 30, … 90 % of the run": _range(run["memory_mib"]["driver_at_tenths"]),
+            "largest worker": _range(run["memory_mib"]["worker_at_tenths"]),
         }
         for name, run in found["runs"].items()
     ]
-    return Table(rows, title, _about(found)).section()
+    return Table(rows, "Memory over 1,000,000 points", _about(found)).section()
+
+
+def _cluster(found: Row) -> str:
+    rows = [
+        {
+            "": name,
+            "seconds": run["seconds"],
+            "blocks": run["blocks"],
+            "done when the node was removed": run.get(REMOVED),
+        }
+        for name, run in found["runs"].items()
+    ]
+    note = f"20,000 points, a worker on each of two nodes. The tables are the same byte for byte. {_about(found)}"
+    return Table(rows, "A node of a simulated cluster is taken away", note).section()
 
 
 def _range(series: list[float]) -> str:
