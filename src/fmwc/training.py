@@ -179,6 +179,7 @@ class _Training:
         self.beta, self.latest = torch.zeros((), device=device), torch.zeros((), device=device)
         self.kept = [*self.parameters, *(self.average.values if self.average else ()), *self.buffers]
         self.done, self.eager = 0, 0
+        self.unused: set[int] = set()  # parameters without a gradient in any process
         self.history: list[tuple[int, float]] = []
         self.graph: torch.cuda.CUDAGraph | None = None
         alone = not self.processes.joined or self.processes.nccl  # gloo sums on the CPU, which cannot be captured
@@ -254,13 +255,18 @@ class _Training:
             value: The loss of this process's samples.
             part: Their share of the batch.
         """
-        for parameter in self.parameters:  # another process may have used it
-            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        flat = torch.cat([*(g.flatten() for g in gradients), value.reshape(1)]).mul_(part)
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        used = torch.tensor([float(p.grad is not None) for p in self.parameters], device=value.device)
+        flat = torch.cat([*(g.flatten() for g in gradients), used.to(value), value.reshape(1)]).mul_(part)
         self.processes.sum(flat)
-        *sums, whole = flat.split([*(g.numel() for g in gradients), 1])
+        *sums, used, whole = flat.split([*(g.numel() for g in gradients), len(used), 1])
         torch._foreach_copy_(gradients, [a.view_as(g) for a, g in zip(sums, gradients, strict=True)])
+        if any(p.grad is None for p in self.parameters) and not (
+            self.cuda and torch.cuda.is_current_stream_capturing()
+        ):
+            self.unused = {i for i, share in enumerate(used.tolist()) if not share}  # by all processes
+        for i, (parameter, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
+            parameter.grad = None if i in self.unused else gradient  # an optimiser would decay weights without a loss
         return whole[0]
 
     def agree(self) -> None:

@@ -94,6 +94,7 @@ def flow(options: str = "", batch: int = 16, point: Path | None = None, stop: in
     """Train a network, as a flow."""
     torch.manual_seed(0)
     net = MLP(2, 16, 2, 8)
+    net.unused = nn.Linear(2, 2)  # weight decay must not change it
     config = TrainingConfig(STEPS, batch=batch, lr=1e-2, seed=3, save_every=5, **OPTIONS[options])
     space = euclidean((2,))
 
