@@ -45,7 +45,7 @@ def kills(folder: str, seed: int) -> None:
     moment, begun = random.Random(seed), time.monotonic()
     assert not child(lambda: points(f"{folder}-undisturbed"))[0]
     seconds = time.monotonic() - begun
-    ended = [child(lambda: points(folder), moment.uniform(0.1, 0.6) * seconds)[0] for _ in range(6)]
+    ended = [child(lambda: points(folder), moment.uniform(0.1, 0.6) * seconds)[0] for _ in range(4)]
     assert not child(lambda: points(folder))[0]
     print(sum(map(bool, ended)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 from ipaddress import ip_address
 
@@ -81,12 +82,11 @@ def test_a_stage_that_needs_a_gpu_says_so(local, tmp_path):
 
 
 def test_ray_listens_on_loopback_only(local):
-    listening = [
-        connection.laddr.ip
-        for process in [psutil.Process(), *psutil.Process().children(recursive=True)]
-        for connection in process.net_connections(kind="inet")
-        if connection.status == psutil.CONN_LISTEN
-    ]
+    listening = []
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):  # it has ended since
+            found = process.net_connections(kind="inet")
+            listening += [one.laddr.ip for one in found if one.status == psutil.CONN_LISTEN]
     assert len(listening) > 3
     for address in map(ip_address, listening):
         assert (getattr(address, "ipv4_mapped", None) or address).is_loopback
