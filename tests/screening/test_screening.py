@@ -147,7 +147,7 @@ def test_an_own_network(workdir):
 
 
 def test_a_killed_driver_repeats_only_unfinished_blocks(tmp_path):
-    assert in_children("kills", tmp_path / "killed", 3) >= 2
+    assert in_children("kills", tmp_path / "killed", 3) >= 1
     same(tmp_path / "killed", tmp_path / "killed-undisturbed")
     assert not [*(tmp_path / "killed" / "blocks").glob("*.attempt-*")]
 
