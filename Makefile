@@ -8,6 +8,7 @@ INTEROP := .venv-interop/bin
 install: .venv/installed
 
 .venv/installed: pyproject.toml constraints.txt requirements-tables.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "the pins in constraints.txt need Python 3.11 or later: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps -r requirements-tables.txt

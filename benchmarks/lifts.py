@@ -4,6 +4,7 @@
     python -m benchmarks.lifts draw runs/fashion --setting mnist --judge runs/fashion-judge --data fashion.npz --refit …
     python -m benchmarks.lifts judge runs/lifts/crystals      # crystals are judged afterwards, on a CPU
     python -m benchmarks.lifts table runs/lifts --out results/lifts
+    python -m benchmarks.lifts figure results/lifts           # lift and evaluations of the checks: checks.png
 
 `draw` writes one file per seed with every score, and the seconds that plain sampling and the default took. `--refit`
 chooses the confidence again (fmwc.fit_confidence) with the given data, and writes it to `reference.json`. `--early` is
@@ -22,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 
 from benchmarks import leads
 from fmwc import fit_confidence, load, sample
@@ -29,12 +31,13 @@ from fmwc.checkerboard.data import misplaced
 from fmwc.checkpoint import describe_reference, load_network
 from fmwc.checks import Contest, Echo, run_checks
 from fmwc.estimators import Linearised
-from fmwc.files import write_json, write_text
+from fmwc.files import write_bytes, write_json, write_text
 from fmwc.mnist import data as mnist
 from fmwc.mnist.classifier import failed, predictions
 from fmwc.provenance import Clock, provenance
 from fmwc.randomness import derive
 from fmwc.registry import domain_named
+from fmwc.report.page import png, styled
 from fmwc.sampling import SamplingConfig, Schedule, Trajectory
 from fmwc.sampling.trajectory import combined
 from fmwc.state import channels, select
@@ -239,6 +242,44 @@ def table(args: argparse.Namespace) -> None:
     print("\n".join(lines))
 
 
+FIGURES = {  # setting: title, the variance's score, and checks by their number of evaluations
+    "mnist": (
+        "MNIST, contest",
+        "integrated",
+        {10: "contest, 10", 19: "contest", 40: "contest, 40", 120: "contest, 120"},
+    ),
+    "fashion": (
+        "Fashion-MNIST, contest",
+        "integrated",
+        {10: "contest, 10", 19: "contest", 40: "contest, 40", 120: "contest, 120"},
+    ),
+    "crystals": ("crystals, echo", "geometric@0.6-0.9", {2: "echo, 2", 4: "echo", 24: "echo, 24", 48: "echo, 48"}),
+}
+
+
+@styled
+def draw_figure(folder: Path) -> Figure:
+    """Draw the lift of checks by their number of evaluations, from the committed numbers."""
+    rows = {(row["setting"], row["score"]): row for row in json.loads((folder / "lifts.json").read_text())}
+    shown = Figure(figsize=(10.5, 3.2), layout="constrained")
+    for axes, (name, (title, variance, scores)) in zip(shown.subplots(1, 3), FIGURES.items(), strict=True):
+        lifts, deviations = (np.array([rows[name, s][k][2] for s in scores.values()]) for k in ("mean", "std"))
+        axes.errorbar(list(scores), lifts, deviations, marker="o", capsize=3, label="check")
+        axes.axhline(rows[name, variance]["mean"][2], linestyle="--", color="C1", label="variance, every step")
+        axes.axhline(1, linestyle=":", color="0.5", label="random order")
+        axes.set(title=title, xscale="log", xlabel="evaluations per sample", ylim=(0, None))
+        axes.set_xticks(list(scores), [str(n) for n in scores])
+        axes.minorticks_off()
+    shown.axes[0].set_ylabel("lift")
+    shown.axes[0].legend(frameon=False)
+    return shown
+
+
+def figure(args: argparse.Namespace) -> None:
+    """Write the figure of the checks."""
+    write_bytes(args.folder / "checks.png", png(draw_figure(args.folder)))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(required=True)
@@ -260,6 +301,9 @@ def main() -> None:
     two = verbs.add_parser("judge")
     two.set_defaults(run=judge)
     two.add_argument("folder", type=Path)
+    four = verbs.add_parser("figure")
+    four.set_defaults(run=figure)
+    four.add_argument("folder", type=Path)
     three = verbs.add_parser("table")
     three.set_defaults(run=table)
     three.add_argument("folder", type=Path)
