@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from contextlib import suppress
 from importlib.util import find_spec
 from ipaddress import ip_address
+from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from fmwc.errors import UsageError
+from fmwc.errors import FmwcError, UsageError
 from fmwc.screening import screen
 from fmwc.screening.blocks import MOST
-from fmwc.screening.ray_engine import Group, connected
+from fmwc.screening.ray_engine import CLUSTERS, Group, connected
 from tests.screening.fakes import Fake, segment
 
 if find_spec("ray") is None:
@@ -81,15 +85,60 @@ def test_a_stage_that_needs_a_gpu_says_so(local, tmp_path):
         outcomes(local, segment(tmp_path, Fake("a", device="cuda")), [0])
 
 
-def test_ray_listens_on_loopback_only(local):
-    listening = []
+def listening():
+    """Return the addresses on which this process and those that it started listen."""
+    found = []
     for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
         with suppress(psutil.NoSuchProcess):  # it has ended since
-            found = process.net_connections(kind="inet")
-            listening += [one.laddr.ip for one in found if one.status == psutil.CONN_LISTEN]
-    assert len(listening) > 3
-    for address in map(ip_address, listening):
-        assert (getattr(address, "ipv4_mapped", None) or address).is_loopback
+            every = process.net_connections(kind="inet")
+            found += [ip_address(one.laddr.ip) for one in every if one.status == psutil.CONN_LISTEN]
+    return [getattr(address, "ipv4_mapped", None) or address for address in found]
+
+
+def test_ray_listens_on_loopback_only(local):
+    found = listening()
+    assert len(found) > 3
+    assert all(address.is_loopback for address in found)
+
+
+def test_ray_listens_on_loopback_only_in_a_program_that_imported_it():
+    program = """
+import os, ray, ray.data
+from fmwc.screening.ray_engine import CLUSTERS, connected
+from tests.screening.test_ray import listening
+
+with connected(1, ""):
+    found = listening()
+    print(len(found) > 3, all(address.is_loopback for address in found), os.environ[CLUSTERS])
+"""
+    environment = {**os.environ, CLUSTERS: "1"}  # where Ray forms clusters: it takes the address of the network
+    process = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.split() == ["True", "True", "1"]
+
+
+def test_a_local_ray_on_the_network_is_refused(monkeypatch):
+    calls = []
+    fake = SimpleNamespace(
+        _private=SimpleNamespace(ray_constants=SimpleNamespace(ENABLE_RAY_CLUSTER=True)),
+        data=None,
+        exceptions=SimpleNamespace(RayError=RuntimeError),
+        init=lambda **_: calls.append("init"),
+        is_initialized=lambda: False,
+        shutdown=lambda: calls.append("shutdown"),
+        util=SimpleNamespace(get_node_ip_address=lambda: "192.0.2.7"),
+    )
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setitem(sys.modules, "ray.data", fake)
+    with pytest.raises(FmwcError, match=r"Ray listens on 192\.0\.2\.7, .* use one worker"), connected(2, ""):
+        pass
+    assert calls == ["init", "shutdown"]
 
 
 def test_without_ray_the_error_names_what_to_install(monkeypatch):

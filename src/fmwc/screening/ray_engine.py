@@ -13,8 +13,9 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from ipaddress import ip_address
 from itertools import groupby
 from socket import create_connection
 from typing import Any
@@ -40,7 +41,8 @@ ENVIRONMENT = {  # Ray reads these when it is imported, and passes them on to it
     "RAY_worker_niceness": "0",  # 15 by default, which starves on a busy machine
     "RAY_task_actor_unavailable_retry_max_delay_ms": "2000",  # a minute by default
 }
-LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # for a local Ray: it listens on 127.0.0.1 only
+CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+LOOPBACK = {CLUSTERS: "0"}  # for a local Ray: it listens on 127.0.0.1 only
 
 
 class RayError(FmwcError):
@@ -119,7 +121,7 @@ def connected(workers: int, address: str) -> Iterator[Callable[[Segment, list[in
         address: The address of a running Ray; empty or `local` to start one.
     """
     address = "" if address == "local" else address
-    for name, value in {**ENVIRONMENT, **({} if address else LOOPBACK)}.items():
+    for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
         import ray
@@ -151,16 +153,36 @@ def _start(ray: Any, workers: int, address: str, folder: str) -> None:
         host, _, port = address.rpartition(":")
         if host:  # Ray itself would try for minutes
             create_connection((host.strip("[]"), int(port)), timeout=10).close()
-        with _undisturbed():
+        with _undisturbed(), nullcontext() if address else _loopback(ray._private.ray_constants):
             ray.init(include_dashboard=None if address else False, **options)
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         where = (
             f"there is no Ray at {shown(address)}; start it with: ray start --head" if address else "Ray did not start"
         )
         raise RayError(f"{where} ({one_line(error)})") from error
+    listens = ray.util.get_node_ip_address()
+    if not address and not ip_address(listens).is_loopback:
+        raise RayError(
+            f"Ray listens on {listens}, where other machines may reach it, and not on 127.0.0.1 only; use one worker, "
+            "or start Ray yourself and give its address"
+        )
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     with suppress(AttributeError):  # deaths of actors are printed, and no option prevents it
         ray._private.worker.print_to_stdstream = lambda *_, **__: None
+
+
+@contextmanager
+def _loopback(constants: Any) -> Iterator[None]:
+    """Let a Ray that starts listen on 127.0.0.1 only. Its constant is older than this if a program imported Ray."""
+    enabled, before = constants.ENABLE_RAY_CLUSTER, os.environ.get(CLUSTERS)
+    try:
+        constants.ENABLE_RAY_CLUSTER = False
+        os.environ.update(LOOPBACK)  # for the processes that Ray starts
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = enabled
+        os.environ.pop(CLUSTERS, None)
+        os.environ.update({} if before is None else {CLUSTERS: before})
 
 
 @contextmanager
