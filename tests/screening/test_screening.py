@@ -156,7 +156,7 @@ def test_a_block_that_ends_its_process_is_set_aside(tmp_path):
     assert in_children("poison", tmp_path) == 2  # runs of the driver, of which the first was ended
     given = segment(tmp_path, Fake("a"))
     assert [given.about(block) is not None for block in range(6)] == [True, True, False, True, True, True]
-    assert set_aside(tmp_path, "draw") == {2: "its worker was killed"}
+    assert set_aside(given) == {2: "its worker was killed"}
 
 
 def test_a_block_that_fails_three_times_is_set_aside_and_the_others_finish(whole, tmp_path, monkeypatch):
@@ -180,6 +180,18 @@ def test_a_block_that_fails_three_times_is_set_aside_and_the_others_finish(whole
         merge([tmp_path], out=tmp_path / "merged")
     assert not points(tmp_path, retry=True).set_aside
     same(tmp_path, whole / "all")
+
+
+def test_failed_attempts_of_another_campaign_do_not_count(whole, tmp_path, monkeypatch):
+    def failing(self, rows):
+        raise RuntimeError(f"no luck from {rows['index'][0]}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Check, "_check", failing)
+        assert len(points(tmp_path, seed=1, block=16).set_aside) == 7
+    assert not points(tmp_path, block=16, force=True).set_aside
+    same(tmp_path, whole / "all")
+    assert not [*tmp_path.rglob("*.attempt-*")]
 
 
 def test_after_a_retry_rows_are_kept_among_all(whole, tmp_path, monkeypatch):

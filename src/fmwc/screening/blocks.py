@@ -30,7 +30,19 @@ import pyarrow.parquet as pq
 from fmwc.entry import one_line
 from fmwc.errors import DataError, FmwcError
 from fmwc.files import written
-from fmwc.readers import anything, check, mapping, number, open_regular, parse_json, record, shown, text, whole
+from fmwc.readers import (
+    anything,
+    check,
+    mapping,
+    number,
+    open_regular,
+    parse_json,
+    read_json,
+    record,
+    shown,
+    text,
+    whole,
+)
 from fmwc.screening.rows import INDEX
 from fmwc.screening.stages import Compute, Stage
 
@@ -62,7 +74,10 @@ _SPENT = record({"rows_in": whole(), "rows_out": whole(), "evaluations": whole()
 _ABOUT = record(
     {"identity": text(64), "start": whole(), "stop": whole(), "driver": text(64), "spent": mapping(_SPENT, 10)}
 )
-_ATTEMPT = record({"driver": text(64), "reason": text(1000)}, {"since": anything, "pid": anything})
+_ATTEMPT = record(
+    {"identity": text(64), "start": whole(), "stop": whole(), "driver": text(64), "reason": text(1000)},
+    {"since": anything, "pid": anything},
+)
 
 
 class SetAsideError(FmwcError):
@@ -135,14 +150,22 @@ class Segment:
         """Return the file of a block."""
         return self.folder / FOLDER / f"{name or self.name}-{block:05d}.parquet"
 
-    def about(self, block: int, *, whole: bool = False) -> dict[str, Any] | None:
+    def about(self, block: int, name: str = "", *, whole: bool = False) -> dict[str, Any] | None:
         """Return the description of a block if it is done; with `whole`, read all of its file."""
         try:
-            about = read_about(self.path(block), whole=whole)
+            about = read_about(self.path(block, name), whole=whole)
         except (FmwcError, OSError):
             return None
-        fits = (about["identity"], about["start"], about["stop"]) == (self.identity, *self.spans[block])
-        return about if fits else None
+        return about if self.owns(block, about) else None
+
+    def head(self, block: int) -> dict[str, Any]:
+        """Return what tells a block from those of other segments."""
+        start, stop = self.spans[block]
+        return {"identity": self.identity, "start": start, "stop": stop}
+
+    def owns(self, block: int, about: Mapping[str, Any]) -> bool:
+        """Return whether a file or an attempt belongs to a block."""
+        return block < len(self.spans) and about.items() >= self.head(block).items()
 
     def batches(self, block: int) -> list[pa.Table]:
         """Return the rows of each batch before the first stage."""
@@ -155,11 +178,11 @@ class Segment:
 
     # ---- attempts ----
 
-    def attempts(self, block: int) -> list[dict[str, str]]:
-        """Return the attempts that did not end well, in order, or that have not ended."""
-        found: list[dict[str, str]] = []
-        while (path := self._attempt(block, len(found))).exists():
-            found.append(read_attempt(path))
+    def attempts(self, block: int) -> list[dict[str, Any]]:
+        """Return the attempts that did not end well, in order, or that have not ended; none of other segments."""
+        found: list[dict[str, Any]] = []
+        while (one := read_attempt(self._attempt(block, len(found)))) and self.owns(block, one):
+            found.append(one)
         return found
 
     def _attempt(self, block: int, number: int) -> Path:
@@ -169,7 +192,7 @@ class Segment:
         """Record the beginning of an attempt, or with a reason, that it failed."""
         with written(self._attempt(block, number)) as file:
             content = {"driver": driver, "reason": reason[:1000], "since": time.time(), "pid": os.getpid()}
-            file.write(json.dumps(content).encode())
+            file.write(json.dumps({**self.head(block), **content}).encode())
 
     def alone(self, block: int) -> Path:
         """Return the file that marks a block to be computed in a process of its own."""
@@ -177,17 +200,16 @@ class Segment:
 
     def forget(self, block: int, since: int = 0) -> None:
         """Delete the record of attempts, from number `since`."""
-        for last in reversed(range(since, len(self.attempts(block)))):
+        for last in reversed(range(since, MOST)):
             self._attempt(block, last).unlink(missing_ok=True)
 
 
-def read_attempt(path: Path) -> dict[str, str]:
-    """Return the record of an attempt; one that was cut off counts as that of an unknown process."""
+def read_attempt(path: Path) -> dict[str, Any]:
+    """Return the record of an attempt; empty if there is none, or none that can be read."""
     with suppress(FmwcError, OSError):
-        with open_regular(path, 1 << 14) as file:
-            found: dict[str, str] = check(parse_json(file.read().decode(errors="replace"), path.name), _ATTEMPT, "")
+        found: dict[str, Any] = read_json(path, _ATTEMPT, 1 << 14)
         return found
-    return {"driver": "", "reason": ""}
+    return {}
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
@@ -266,7 +288,7 @@ def finish(segment: Segment, work: Work, driver: str) -> Outcome:
     """Write the file of a block and forget its attempts."""
     start, stop = segment.spans[work.block]
     spent = {name: one._asdict() for name, one in work.spent.items()}
-    about = {"identity": segment.identity, "start": start, "stop": stop, "driver": driver, "spent": spent}
+    about = {**segment.head(work.block), "driver": driver, "spent": spent}
     write_rows(segment.path(work.block), pa.concat_tables(work.batches), about)
     segment.forget(work.block)
     segment.alone(work.block).unlink(missing_ok=True)
@@ -348,12 +370,14 @@ def _alone(segment: Segment, block: int, driver: str) -> Outcome:
 _NAME = re.compile(r"(?P<name>[a-z]+)-(?P<block>\d{5,})\.attempt-(?P<number>\d)")
 
 
-def set_aside(folder: Path, name: str) -> dict[int, str]:
+def set_aside(segment: Segment) -> dict[int, str]:
     """Return the blocks of a segment that failed too often, and why."""
     found: dict[int, str] = {}
     with suppress(OSError):
-        for entry in os.scandir(folder / FOLDER):
+        for entry in os.scandir(segment.folder / FOLDER):
             match = _NAME.fullmatch(entry.name)
-            if match and match["name"] == name and int(match["number"]) == MOST:
-                found[int(match["block"])] = read_attempt(Path(entry.path))["reason"] or KILLED
+            if match and match["name"] == segment.name and int(match["number"]) == MOST:
+                last = read_attempt(Path(entry.path))
+                if segment.owns(block := int(match["block"]), last):
+                    found[block] = last["reason"] or KILLED
     return dict(sorted(found.items()))

@@ -220,7 +220,7 @@ def _begin(campaign: Campaign) -> str:
 
 def _forget(campaign: Campaign) -> None:
     for segment in filter(None, (campaign.drawing, campaign.judging())):
-        for block in set_aside(campaign.folder, segment.name):
+        for block in set_aside(segment):
             segment.forget(block)
 
 

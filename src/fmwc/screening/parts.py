@@ -68,7 +68,7 @@ def _require_whole(part: Campaign) -> None:
     drawing = part.drawing
     missing = [block for block in range(len(drawing.spans)) if drawing.about(block) is None]
     if missing:
-        aside = set_aside(part.folder, drawing.name)
+        aside = set_aside(drawing)
         why = f"{len(aside)} set aside; add --retry to its command" if aside else "run its command again"
         total = len(drawing.spans)
         raise DataError(f"{shown(part.folder)} is not complete: {len(missing)} of {total} blocks are missing ({why})")
@@ -129,7 +129,7 @@ def status(folder: str | Path) -> tuple[list[dict[str, str]], list[str]]:
     if campaign.waits and len(rows) == 1:
         remarks.append("the rows to keep are chosen when all are drawn")
     for segment in segments(campaign):
-        aside = set_aside(campaign.folder, segment.name)
+        aside = set_aside(segment)
         remarks += [f"{segment.name} block {block} was set aside: {reason}" for block, reason in aside.items()]
     return rows, remarks
 

@@ -93,7 +93,7 @@ def aside(campaign: Campaign) -> dict[str, str]:
     return {
         f"{segment.name}-{block:05d}": reason
         for segment in segments(campaign)
-        for block, reason in set_aside(campaign.folder, segment.name).items()
+        for block, reason in set_aside(segment).items()
     }
 
 
