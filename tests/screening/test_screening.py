@@ -176,7 +176,9 @@ def test_a_block_that_fails_three_times_is_set_aside_and_the_others_finish(whole
     left = [i for i in range(100) if i // 16 != 2]
     assert table(tmp_path)["index"].to_pylist() == left
     assert points(tmp_path).set_aside  # not tried again unless asked
-    with pytest.raises(FmwcError, match=r"1 of 7 blocks are missing \(1 set aside; add --retry"):
+    with pytest.raises(
+        FmwcError, match=r"1 of 7 blocks are missing or damaged, .* draw-00002.parquet \(1 set aside; add --retry"
+    ):
         merge([tmp_path], out=tmp_path / "merged")
     assert not points(tmp_path, retry=True).set_aside
     same(tmp_path, whole / "all")
@@ -212,10 +214,7 @@ def test_after_a_retry_rows_are_kept_among_all(whole, tmp_path, monkeypatch):
 
 def test_a_damaged_block_is_computed_again(whole, tmp_path):
     points(tmp_path, block=16)
-    path = tmp_path / "blocks" / "draw-00003.parquet"
-    content = bytearray(path.read_bytes())
-    content[60] ^= 255  # in the data, not in the footer
-    path.write_bytes(content)
+    damage(tmp_path / "blocks" / "draw-00003.parquet")
     (tmp_path / "blocks" / "draw-00005.parquet").unlink()
     points(tmp_path)
     same(tmp_path, whole / "all")
@@ -274,6 +273,25 @@ def test_merge_refuses_overlaps_holes_and_strangers(tmp_path):
     with pytest.raises(FmwcError, match="holds no campaign"):
         merge([tmp_path], out=tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
+
+
+def damage(path):
+    content = bytearray(path.read_bytes())
+    content[60] ^= 255  # in the data, not in the footer
+    path.write_bytes(content)
+
+
+def test_parts_can_be_merged_again(whole, tmp_path):
+    points(tmp_path / "a", 64, first=0, block=32)
+    points(tmp_path / "b", 36, first=64)
+    for force in (False, False, True, True):
+        merge([tmp_path / "a", tmp_path / "b"], out=tmp_path / "merged", budget=10, force=force)
+        same(whole / "all", tmp_path / "merged")
+        assert len([*(tmp_path / "merged" / "blocks").glob("draw-*.parquet")]) == 5
+    damage(tmp_path / "b" / "blocks" / "draw-00001.parquet")
+    with pytest.raises(FmwcError, match=r"b is not complete: 1 of 3 blocks .* draw-00001.parquet \(run its command"):
+        merge([tmp_path / "a", tmp_path / "b"], out=tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 def test_memory_does_not_grow_with_the_number_of_samples(tmp_path):

@@ -17,7 +17,7 @@ from fmwc.files import claimed, written
 from fmwc.identity import require_same
 from fmwc.readers import number, open_regular, read_json, record, shown, text, whole
 from fmwc.screening.blocks import FOLDER, LARGEST, set_aside
-from fmwc.screening.campaign import DRIVER, KEPT, Campaign, read_campaign
+from fmwc.screening.campaign import DRIVER, KEPT, MOST_BLOCKS, Campaign, read_campaign
 from fmwc.screening.results import Summary, segments, write_results
 
 __all__ = ["merge", "status"]
@@ -48,15 +48,18 @@ def merge(parts: Sequence[str | Path], *, out: str | Path, budget: int = 100, fo
     _require_no_gaps(found)
     count = sum(one.identity["count"] for one in found)
     layout = [row for one in found for row in one.layout]
+    paths = [one.drawing.path(number) for one in found for number in range(len(one.drawing.spans))]
+    if len(paths) > MOST_BLOCKS:
+        raise DataError(
+            f"the parts have {len(paths):,} blocks, more than {MOST_BLOCKS:,}; draw them with a larger --block"
+        )
     whole = Campaign(Path(out), {**found[0].identity, "first": 0, "count": count}, layout)
-    with claimed(whole.folder, "screen", whole.identity, force=force, resumes=True):
+    with claimed(whole.folder, "screen", whole.identity, force=force, resumes=True) as folder:
         whole.save()
-        block = 0
-        for one in found:
-            for number in range(len(one.drawing.spans)):
-                if whole.drawing.about(block) is None:
-                    _copy(one.drawing.path(number), whole.drawing.path(block))
-                block += 1
+        folder.note(*map(whole.drawing.path, range(len(paths))))  # also those that are there already
+        for block, path in enumerate(paths):
+            if whole.drawing.about(block, whole=True) is None:
+                _copy(path, whole.drawing.path(block))
         if whole.waits:
             command = f"fmwc screen … -n {count} --out {shown(out)}"
             note = f"now keep and judge: {command}, with the other options of the parts but without --first"
@@ -66,12 +69,14 @@ def merge(parts: Sequence[str | Path], *, out: str | Path, budget: int = 100, fo
 
 def _require_whole(part: Campaign) -> None:
     drawing = part.drawing
-    missing = [block for block in range(len(drawing.spans)) if drawing.about(block) is None]
+    missing = [block for block in range(len(drawing.spans)) if drawing.about(block, whole=True) is None]
     if missing:
         aside = set_aside(drawing)
         why = f"{len(aside)} set aside; add --retry to its command" if aside else "run its command again"
-        total = len(drawing.spans)
-        raise DataError(f"{shown(part.folder)} is not complete: {len(missing)} of {total} blocks are missing ({why})")
+        raise DataError(
+            f"{shown(part.folder)} is not complete: {len(missing)} of {len(drawing.spans)} blocks are missing or "
+            f"damaged, the first of them {drawing.path(missing[0]).name} ({why})"
+        )
 
 
 def _require_no_gaps(found: Sequence[Campaign]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -159,9 +160,9 @@ def _verdict(campaign: Campaign) -> str:
 def _write_table(campaign: Campaign, budget: int) -> Best:
     """Write results.parquet block by block; return the best rows."""
     best, count, good, writer = None, 0, 0, None
-    with written(campaign.folder / "results.parquet") as file:
+    with written(campaign.folder / "results.parquet") as file, ExitStack() as stack:
         for rows in results(campaign):
-            writer = writer or pq.ParquetWriter(file, rows.schema, compression="zstd")
+            writer = writer or stack.enter_context(pq.ParquetWriter(file, rows.schema, compression="zstd"))
             writer.write_table(rows)
             best = rows.slice(0, 0) if best is None else best
             best, count = _first(pa.concat_tables([best, rows]), budget), count + len(rows)
@@ -169,8 +170,7 @@ def _write_table(campaign: Campaign, budget: int) -> Best:
                 good += pc.sum(rows[_verdict(campaign)]).as_py() or 0
         if writer is None or best is None:  # no row was kept
             best = pa.table({INDEX: pa.array([], pa.int64())})
-            writer = pq.ParquetWriter(file, best.schema)
-        writer.close()
+            stack.enter_context(pq.ParquetWriter(file, best.schema))
     judged = _verdict(campaign) in best.column_names
     return Best(best, _columns(campaign, best) if len(best) else {}, count, good if judged else None)
 
