@@ -81,7 +81,7 @@ _ATTEMPT = record(
 
 
 class SetAsideError(FmwcError):
-    """Block that failed too often."""
+    """Block that failed too often, or whose rows cannot be read."""
 
 
 class Spent(NamedTuple):
@@ -260,14 +260,20 @@ def _opened(path: Path, most: int = CELLS) -> Iterator[tuple[pq.ParquetFile, dic
 
 
 def begin(segment: Segment, block: int, driver: str) -> Work:
-    """Record an attempt on disk and return the block's rows; raise :class:`SetAsideError` after too many attempts."""
+    """Record an attempt on disk and return the block's rows.
+
+    Raise :class:`SetAsideError` after too many attempts, or if the rows cannot be read.
+    """
     before = segment.attempts(block)
     if before and not before[-1]["reason"]:
         segment.note(block, len(before) - 1, before[-1]["driver"], KILLED)
     if len(before) >= MOST:
         raise SetAsideError(f"failed {MOST} times; the last time: {before[-1]['reason'] or KILLED}")
     segment.note(block, len(before), driver)
-    return Work(block, segment.batches(block), {})
+    try:
+        return Work(block, segment.batches(block), {})
+    except Exception as error:
+        raise SetAsideError(failed(segment, block, driver, error).problem) from error
 
 
 def advance(work: Work, opened: list[tuple[Stage, Compute]]) -> Work:

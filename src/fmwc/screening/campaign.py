@@ -145,23 +145,27 @@ class Campaign:
     def kept(self) -> dict[str, Any] | None:
         """Return what is known of the rows to keep, if they have been chosen."""
         try:
-            return read_json(self.folder / FOLDER / KEPT, _KEPT)
+            kept: dict[str, Any] = read_json(self.folder / FOLDER / KEPT, _KEPT)
         except DataError:
             return None
+        fits = kept["rows"] <= min(self.identity["count"], MOST_BLOCKS * kept["step"])
+        return kept if fits else None
 
     def choose(self) -> None:
         """Choose the rows to keep among all drawn ones, and write them to files of their own."""
         begun, drawn, identity = time.perf_counter(), self.drawing, self._identity_of_kept()
         kept, known = self.kept(), self.judging()
-        files = [known.path(block, known.source) for block in range(len(known.spans))] if known is not None else []
-        if kept is not None and kept["identity"] == identity and all(path.exists() for path in files):
+        same = kept is not None and kept["identity"] == identity
+        blocks = [*range(len(known.spans))] if known is not None else []
+        if same and known is not None and all(known.about(block, known.source, whole=True) for block in blocks):
             return
         blocks = [block for block in range(len(drawn.spans)) if drawn.about(block) is not None]
         passed = sum(len(piece) for piece in self._scores(blocks))
         total = sum(stop - start for start, stop in (drawn.spans[block] for block in blocks))
         keep = self.identity["keep"]
         count = min(keep if isinstance(keep, int) else max(1, round(keep * total)), passed)
-        step = rows_per_block(count, self._together) if count else self._together
+        fewest = -(-count // MOST_BLOCKS)
+        step = max(rows_per_block(count, self._together), -(-fewest // self._together) * self._together)
         about = {"identity": digest([self.rows, identity]), "driver": "", "spent": {}}
         done, waiting = 0, []
 
