@@ -20,11 +20,12 @@ from fmwc.adapters import Adapted, Denoised
 from fmwc.data import arrays
 from fmwc.errors import CheckpointError, FmwcError, UsageError
 from fmwc.flow import Space, as_space
+from fmwc.identity import digest_file
 from fmwc.modes import evaluating
 from fmwc.readers import shown
 from fmwc.state import State, batch_size, channels, precision_of, tree_map
 
-__all__ = ["build", "call_entry", "one_line", "try_once"]
+__all__ = ["build", "call_entry", "one_line", "source_of", "try_once"]
 
 T = TypeVar("T")
 
@@ -59,6 +60,13 @@ def call_entry(entry: str, what: str) -> Any:
             result.close()  # otherwise Python warns that it was never awaited
             raise UsageError(f"'{entry}' is asynchronous; give a plain function that returns {what}")
         return result
+
+
+def source_of(entry: str) -> str | None:
+    """Return a hash of the file of a module that was imported by :func:`call_entry`; `None` for other names."""
+    module_name, colon, _ = entry.partition(":")
+    file = getattr(sys.modules.get(module_name), "__file__", None) if colon else None
+    return digest_file(Path(file)) if file and Path(file).is_file() else None
 
 
 def one_line(error: BaseException, longest: int = 200) -> str:

@@ -203,6 +203,12 @@ class Judgement:
         return summary
 
 
+def require_cut(cut: float) -> None:
+    """Raise if the largest energy above the hull of metastable structures is negative or infinite."""
+    if not 0 <= cut < math.inf:
+        raise UsageError(f"the cut must be an energy above the hull of at least 0 eV/atom, such as 0.1; got {cut:g}")
+
+
 def judge(
     structures: Crystals | Sequence[Any],
     *,
@@ -244,8 +250,7 @@ def judge(
     """
     if relax < 0:
         raise UsageError(f"relax must be a number of steps, or 0 for no relaxation; got {relax}")
-    if not 0 <= cut < math.inf:
-        raise UsageError(f"the cut must be an energy above the hull of at least 0 eV/atom, such as 0.1; got {cut:g}")
+    require_cut(cut)
     model = models.calculator(calculator) if isinstance(calculator, str) else calculator
     judged = candidates(structures)
     if hull is None:

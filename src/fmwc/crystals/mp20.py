@@ -22,6 +22,7 @@ from fmwc.crystals.sandbox import CIF_BYTES, cells, read_text_of
 from fmwc.crystals.structures import ANGLES, ELEMENTS, Crystals, from_cells, from_flat, need, quiet
 from fmwc.errors import DataError, OutputError, pick
 from fmwc.files import write_bytes
+from fmwc.identity import digest, digest_file
 from fmwc.readers import read_arrays, read_csv
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Progress",
     "Report",
     "build",
+    "content",
     "energies",
     "folder_given",
     "load",
@@ -111,6 +113,19 @@ def load_all(where: str | Path | None = None, *, progress: Progress | None = Non
         return {split: prototypes(split) for split in SPLITS}
     kind, home = _home(_folder(where), FORMATS)
     return {split: load(where, split, progress=progress) for split in SPLITS if FORMATS[kind](home, split)}
+
+
+def content(where: str | Path) -> str:
+    """Return a hash of the files of a data set that `load` and `energies` read; raise if there is none."""
+    if where == "prototypes":
+        return where
+    kind, home = _home(_folder(where), FORMATS)
+    files = {file for suffix in ("npz", kind) for file in home.glob(f"*.{suffix}")}
+    files |= {file for split in SPLITS for file in (_cifs(home, split) if kind == "cif" else ())}
+    try:
+        return digest({str(file.relative_to(home)): digest_file(file) for file in files if file.is_file()})
+    except OSError as error:
+        raise DataError(f"{error.filename or home} cannot be read ({error.strerror or error})") from error
 
 
 def build(source: str | Path, out: str | Path, *, progress: Progress | None = None) -> Report:

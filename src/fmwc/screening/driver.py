@@ -16,7 +16,9 @@ from typing import Any
 from fmwc.cli.filter import population_of, read_certificate
 from fmwc.cli.sample import Plan, plan_samples, settled
 from fmwc.cli.verbs import Sample, Screen
+from fmwc.crystals.judge import require_cut
 from fmwc.domains import ShippedDomain
+from fmwc.entry import source_of
 from fmwc.errors import MismatchError, OutputError, UsageError
 from fmwc.files import Folder, claimed, write_json, write_text
 from fmwc.identity import plain, require_same
@@ -128,6 +130,7 @@ def _planned(options: Screen) -> Campaign:
         "seed": options.seed,
         "batch": drawing.batch,
         "network": options.network,
+        "network_source": source_of(options.network),
         "first": options.first or 0,
         "count": options.count,
         "keep": keep,
@@ -178,6 +181,8 @@ def _judge(options: Screen, plan: Plan, shapes: dict[str, Any], kind: str, judge
             raise UsageError("--relax needs a judge; leave out --judge none")
         return ()
     domain.require_judge(plan.field)
+    if kind == CRYSTALS:
+        require_cut(options.cut)
     settings = pick_device(options.judge_device).type, options.relax, options.data, options.cut
     return (Judge(plan.options.checkpoint, kind, judge, shapes, *settings),)
 
@@ -231,6 +236,7 @@ def _complete(segment: Segment, engine: Engine, driver: str, folder: Folder, bar
     left = {block for block in range(len(sizes)) if segment.about(block, whole=True) is None}
     _settle(segment)
     total, done = sum(sizes), sum(sizes) - sum(sizes[block] for block in left)
+    alike: dict[str, set[int]] = {}  # blocks by the reason that they failed
     bar(segment.name, done, total)
     while todo := _todo(segment, left):
         began = {block: len(segment.attempts(block)) for block in todo}
@@ -239,8 +245,22 @@ def _complete(segment: Segment, engine: Engine, driver: str, folder: Folder, bar
                 left.discard(outcome.block)
                 done += sizes[outcome.block]
                 bar(segment.name, done, total)
+            elif not done:
+                alike.setdefault(outcome.problem, set()).add(outcome.block)
+                _require_different(segment, alike)
         if all(block in left and len(segment.attempts(block)) == began[block] for block in todo):
             raise OutputError(f"no block of {shown(segment.folder)} could be begun; see the messages above")
+
+
+def _require_different(segment: Segment, alike: dict[str, set[int]]) -> None:
+    """Raise if the first blocks fail for the same reason, which is then no fault of theirs; forget their attempts."""
+    for reason, blocks in alike.items():
+        if len(blocks) == MOST:
+            for block in blocks:
+                segment.forget(block)
+            raise OutputError(
+                f"the first {MOST} blocks of {shown(segment.folder)} failed for the same reason: {reason}"
+            )
 
 
 def _todo(segment: Segment, left: set[int]) -> list[int]:

@@ -18,12 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fmwc.checkpoint import identity
+from fmwc.crystals import mp20
 from fmwc.crystals.energy import calculator
 from fmwc.crystals.judge import Judgement, judge, validity
 from fmwc.crystals.matching import Known
-from fmwc.crystals.mp20 import load_all
 from fmwc.crystals.structures import refusal
 from fmwc.domains import Domain, ShippedDomain
+from fmwc.entry import source_of
 from fmwc.errors import CheckpointError, MismatchError
 from fmwc.provenance import pick_device
 from fmwc.registry import domain_of, open_checkpoint
@@ -200,14 +201,15 @@ class Judge:
 
     def settings(self) -> dict[str, Any]:
         """Return what determines the results of the judge."""
-        judge = self.judge
+        judge = self.judge or getattr(domain_of(self.checkpoint), "calculator", "default")
         with suppress(CheckpointError):  # the name of an energy model
-            judge = judge and identity(judge)
+            judge = identity(self.judge) if self.judge else judge
         return {
             "judge": judge,
+            "judge_source": source_of(judge),
             "judge_device": self.device,
             "relax": self.relax,
-            "data": self.data,
+            "data": mp20.content(self.data) if self.data else "",
             "cut": self.cut,
         }
 
@@ -239,7 +241,7 @@ def _column(found: Judgement, name: str, kind: pa.DataType) -> pa.Array:
 
 @lru_cache(maxsize=1)
 def _known(data: str) -> Known:
-    return Known(load_all(data))
+    return Known(mp20.load_all(data))
 
 
 def with_columns(rows: pa.Table, columns: Mapping[str, pa.Array]) -> pa.Table:
