@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,7 +17,7 @@ import fmwc
 from fmwc.errors import FmwcError, MismatchError, OutputError, UsageError
 from fmwc.files import claimed
 from fmwc.identity import seal
-from fmwc.screening import merge, screen, status
+from fmwc.screening import merge, parts, screen, status
 from fmwc.screening.blocks import run_local, set_aside
 from fmwc.screening.campaign import CAMPAIGN
 from fmwc.screening.stages import Check, Judge
@@ -208,6 +209,9 @@ def test_a_block_that_fails_three_times_is_set_aside_and_the_others_finish(whole
         FmwcError, match=r"1 of 7 blocks are missing or damaged, .* draw-00002.parquet \(1 set aside; add --retry"
     ):
         merge([tmp_path], out=tmp_path / "merged")
+    state = status(tmp_path)[1]
+    assert state[0].startswith("finished, 1 set aside; add --retry")
+    assert state[1] == "draw block 2 was set aside: RuntimeError: no luck at all"
     assert not points(tmp_path, retry=True).set_aside
     same(tmp_path, whole / "all")
 
@@ -299,6 +303,13 @@ def test_a_second_driver_is_refused_and_status_is_not(whole):
     assert remarks == ["complete"]
 
 
+def test_the_state_of_a_part_and_of_a_campaign_without_blocks(tmp_path):
+    points(tmp_path, 32, first=0, keep=5)
+    assert status(tmp_path)[1] == ["complete; put all parts together with fmwc merge"]
+    shutil.rmtree(tmp_path / "blocks")
+    assert status(tmp_path)[1][0].startswith("blocks/ was deleted, so the command would start over")
+
+
 def test_other_options_in_the_same_folder_are_refused(whole):
     for options, difference in (
         ({"count": 101}, "count: 100 before, 101 now"),
@@ -343,13 +354,17 @@ def damage(path):
     path.write_bytes(content)
 
 
-def test_parts_can_be_merged_again(whole, tmp_path):
+def test_parts_can_be_merged_again(whole, tmp_path, monkeypatch):
     points(tmp_path / "a", 64, first=0, block=32)
     points(tmp_path / "b", 36, first=64)
     for force in (False, False, True, True):
         merge([tmp_path / "a", tmp_path / "b"], out=tmp_path / "merged", budget=10, force=force)
         same(whole / "all", tmp_path / "merged")
         assert len([*(tmp_path / "merged" / "blocks").glob("draw-*.parquet")]) == 5
+    with monkeypatch.context() as patch:
+        patch.setattr(parts, "MOST_BLOCKS", 4)
+        with pytest.raises(FmwcError, match="the parts have 5 blocks, more than 4"):
+            merge([tmp_path / "a", tmp_path / "b"], out=tmp_path / "other")
     damage(tmp_path / "b" / "blocks" / "draw-00001.parquet")
     with pytest.raises(FmwcError, match=r"b is not complete: 1 of 3 blocks .* draw-00001.parquet \(run its command"):
         merge([tmp_path / "a", tmp_path / "b"], out=tmp_path / "other")
@@ -415,7 +430,10 @@ def test_commands_print_the_funnel_and_the_state(tmp_path, run):
     ("words", "message"),
     [
         ((), "name a checkpoint and a folder"),
-        (("checkerboard", "--out", "x", "--keep", "2.5"), "--keep must be a share below 1"),
+        *(
+            (("checkerboard", "--out", "x", "--keep", keep), "--keep must be a share below 1, such as 0.1, or a whole")
+            for keep in ("2.5", "1.0", "inf", "nan", "0", "-3")
+        ),
         (("checkerboard", "--out", "x", "--first", 100), "--first must be a multiple of the batch size, 2048"),
         (("checkerboard", "--out", "x", "--block", 100), "--block must be a multiple of the batch size, 2048"),
         (("checkerboard", "--out", "x", "--relax", 5), "only crystals can be relaxed"),

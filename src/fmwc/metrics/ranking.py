@@ -28,6 +28,7 @@ __all__ = [
     "ranking_text",
     "rate",
     "rate_kept",
+    "rate_of",
     "retention",
     "too_few",
     "wilson",
@@ -268,6 +269,11 @@ def rate(positive: ArrayLike) -> str:
     """
     labels = np.asarray(positive, dtype=bool)
     return _rate_text(labels.mean(), int(labels.sum()), len(labels))
+
+
+def rate_of(count: int, total: int) -> str:
+    """Return the rate of `count` positive samples among `total`, with its interval, as text."""
+    return _rate_text(count / total, count, total)
 
 
 def rate_kept(score: ArrayLike, positive: ArrayLike, share: float) -> str:

@@ -163,12 +163,12 @@ def _keep(options: Screen) -> float | int | None:
     if options.promise is not None:
         raise UsageError("--keep and --promise contradict each other; give only one")
     with suppress(ValueError):
-        share = float(options.keep)
-        if 0 < share < 1:
+        if (count := int(options.keep)) > 0:
+            return count
+    with suppress(ValueError):
+        if 0 < (share := float(options.keep)) < 1:
             return share
-        if share >= 1 and share == int(share):
-            return int(share)
-    raise UsageError(f"--keep must be a share below 1, such as 0.1, or a number of samples; got '{options.keep}'")
+    raise UsageError(f"--keep must be a share below 1, such as 0.1, or a whole number of samples; got '{options.keep}'")
 
 
 def _judge(options: Screen, plan: Plan, shapes: dict[str, Any], kind: str, judge: str) -> tuple[Judge, ...]:

@@ -18,7 +18,7 @@ from fmwc.identity import require_same
 from fmwc.readers import number, open_regular, read_json, record, shown, text, whole
 from fmwc.screening.blocks import FOLDER, LARGEST, set_aside
 from fmwc.screening.campaign import DRIVER, KEPT, MOST_BLOCKS, Campaign, read_campaign
-from fmwc.screening.results import Summary, segments, write_results
+from fmwc.screening.results import FUNNEL_FILE, Summary, segments, write_results
 
 __all__ = ["merge", "status"]
 
@@ -106,10 +106,12 @@ def status(folder: str | Path) -> tuple[list[dict[str, str]], list[str]]:
     driver: dict[str, Any] = {"driver": "", "since": 0.0}
     with suppress(DataError):
         driver = read_json(campaign.folder / FOLDER / DRIVER, _DRIVER)
-    rows, complete = [], campaign.last is not None
+    rows, todo, aside = [], 0, []
     for segment in segments(campaign):
         sizes = [stop - start for start, stop in segment.spans]
         done, now, since = [], 0, driver["since"]
+        failed = set_aside(segment)
+        aside += [f"{segment.name} block {block} was set aside: {reason}" for block, reason in failed.items()]
         if segment.source:  # it began when the rows to keep were chosen
             since = max(since, (campaign.folder / FOLDER / KEPT).stat().st_mtime)
         latest = since
@@ -118,9 +120,10 @@ def status(folder: str | Path) -> tuple[list[dict[str, str]], list[str]]:
                 done.append(size)
                 if about["driver"] == driver["driver"]:
                     now, latest = now + size, max(latest, segment.path(block).stat().st_mtime)
+            else:
+                todo += block not in failed
         rate = now / (latest - since) if latest > since else 0.0
         left = sum(sizes) - sum(done)
-        complete &= not left
         rows.append(
             {
                 "": segment.name,
@@ -130,13 +133,20 @@ def status(folder: str | Path) -> tuple[list[dict[str, str]], list[str]]:
                 "time left": _duration(left / rate) if rate and left else "",
             }
         )
-    remarks = ["complete"] if complete else [_running(driver)] if driver["driver"] else []
-    if campaign.waits and len(rows) == 1:
-        remarks.append("the rows to keep are chosen when all are drawn")
-    for segment in segments(campaign):
-        aside = set_aside(segment)
-        remarks += [f"{segment.name} block {block} was set aside: {reason}" for block, reason in aside.items()]
-    return rows, remarks
+    return rows, [*_state(campaign, driver, todo, len(aside)), *aside]
+
+
+def _state(campaign: Campaign, driver: dict[str, Any], todo: int, aside: int) -> list[str]:
+    """Return whether a campaign is finished, or its driver runs."""
+    unknown = campaign.last is None
+    part = unknown and (campaign.folder / FUNNEL_FILE).exists()
+    if not (campaign.folder / FOLDER).is_dir():
+        return [f"{FOLDER}/ was deleted, so the command would start over; the results beside it stay valid"]
+    if not todo and (part or not unknown):
+        finished = f"finished, {aside} set aside; add --retry to the command to try again" if aside else "complete"
+        return [finished + "; put all parts together with fmwc merge" * part]
+    running = [_running(driver)] if driver["driver"] else []
+    return [*running, *["the rows to keep are chosen when all are drawn"] * unknown]
 
 
 def _running(driver: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ from fmwc.crystals.files import links_to, write_structures
 from fmwc.crystals.matching import unique
 from fmwc.crystals.structures import Candidate, refusal
 from fmwc.files import write_bytes, write_json, written
-from fmwc.metrics.ranking import rate
+from fmwc.metrics.ranking import rate_of
 from fmwc.provenance import commit
 from fmwc.report import images
 from fmwc.report.gallery import UNKNOWN, gallery
@@ -36,6 +36,7 @@ __all__ = ["Summary", "aside", "funnel", "segments", "write_results"]
 WIDE = 32  # tables list coordinates only if a sample has at most this many
 ENERGY = "e_above_hull"
 LISTED = 50  # rows of the ranking on the page
+FUNNEL_FILE = "funnel.json"
 NOT_LISTED = (  # columns that ranked.csv has in addition
     *(INDEX, "energy_per_atom", "energy_raw", "competing_phases", "own_phases", "decomposition", "sparse_hull", "twin"),
     *("twin_split", "distances_ok", "apart_ok", "charge_ok", "density_ok", "problem", "converged", "rmsd"),
@@ -138,13 +139,13 @@ def write_results(campaign: Campaign, budget: int) -> Summary:
     """Write results.parquet, funnel.json, ranked.csv, the best samples and report.html."""
     folder, stages, missing = campaign.folder, funnel(campaign), aside(campaign)
     if campaign.last is None:
-        files = [write_json(folder / "funnel.json", {"stages": stages, "set_aside": missing})]
+        files = [write_json(folder / FUNNEL_FILE, {"stages": stages, "set_aside": missing})]
         return Summary(folder, stages, missing, files, "a part: put all parts together with fmwc merge")
     best = _write_table(campaign, budget)
     if best.good is not None:
         judged = {"stage": _verdict(campaign), "rows_in": best.total, "rows_out": best.good}
         stages.append({**dict.fromkeys(Spent._fields), **judged})
-    files = [folder / "results.parquet", write_json(folder / "funnel.json", {"stages": stages, "set_aside": missing})]
+    files = [folder / "results.parquet", write_json(folder / FUNNEL_FILE, {"stages": stages, "set_aside": missing})]
     summary = Summary(folder, stages, missing, files)
     if len(best.rows):
         files += [write_rows(folder / "ranked.csv", best.columns), *_write_best(campaign, best)]
@@ -236,7 +237,7 @@ def _write_page(campaign: Campaign, best: Best, summary: Summary) -> Path:
     judged = best.good is not None
     tiles = [Tile(f"{drawn:,}", "drawn"), Tile(f"{best.total:,}", "kept and judged" if judged else "kept", "sure")]
     if best.good is not None:
-        share, _, interval = rate(np.arange(best.total) < best.good).partition(" ")
+        share, _, interval = rate_of(best.good, best.total).partition(" ")
         tiles.append(Tile(share, f"{_verdict(campaign)} among those judged, 90 % interval {interval}"))
     by = "energy above the hull" if ENERGY in best.columns else "score, the surest first"
     lead = [f"{drawn:,} samples drawn, {best.total:,} kept. The best {size:,} are in files, ranked by {by}."]
