@@ -554,7 +554,8 @@ def draw(
         say_on_stderr(effect)
     profile, record, schedule = _pilot(plan, bar)
     source = confidence_source(field.reference)
-    how, made = settled(plan, record, schedule, profile)
+    how, record = settled(plan, record, schedule, profile)
+    made = {**record.made(), "made_from": source}
     if plan.head is not None:
         require_new_samples(plan.head, record, options.seed)
     parts = Parts(folder.work / "parts", compact=domain.compact)
@@ -582,7 +583,7 @@ def draw(
 
 def settled(
     plan: Plan, record: RunRecord, schedule: Schedule | None, profile: Profile | None = None
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[dict[str, Any], RunRecord]:
     """Return the options of :meth:`Domain.draw` and the record of the run, after the pilot, if there was one."""
     field, uniform = plan.field, record.controller == "uniform"
     used = field.schedule if schedule is not None and schedule.is_adaptive else schedule
@@ -599,7 +600,7 @@ def settled(
         "check": plan.check,
         "config": config,
     }
-    return how, {**record.made(), "made_from": confidence_source(field.reference)}
+    return how, record
 
 
 def require_new_samples(head: EvidenceHead, record: RunRecord, seed: int) -> None:

@@ -809,7 +809,7 @@ def _print_campaign(summary: Any) -> None:
 @app.command("merge")
 @dataclass(frozen=True)
 class Merge:
-    """Put the parts of a campaign together that fmwc screen --first wrote.
+    """Put together the parts that fmwc screen --first wrote.
 
     Refuses parts that overlap, leave a hole, or belong to different campaigns. If the parts were drawn with --keep, the
     same fmwc screen command without --first then keeps and judges the surest of all.

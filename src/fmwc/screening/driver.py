@@ -26,6 +26,7 @@ from fmwc.modes import one_thread
 from fmwc.progress import say_on_stderr, stages_bar
 from fmwc.provenance import pick_device, runtime
 from fmwc.readers import shown
+from fmwc.report.run import confidence_source
 from fmwc.screening.blocks import FOLDER, MOST, Outcome, Segment, run_local, set_aside
 from fmwc.screening.campaign import CAMPAIGN, DRIVER, MOST_BLOCKS, Campaign, read_campaign, rows_per_block
 from fmwc.screening.results import Summary, write_results
@@ -94,12 +95,13 @@ def _planned(options: Screen) -> Campaign:
     controls = {name: getattr(options, name) for name in ("elements", "exclude", "system", "atoms", "formula")}
     assert options.out is not None
     plan = plan_samples(Sample(options.checkpoint, options.out, count=1, judge=judge, **same, **controls))
-    how, made = settled(plan, plan.record, plan.schedule)
+    how, record = settled(plan, plan.record, plan.schedule)
     domain, field = plan.domain, plan.field
+    made = {**record.made(), "made_from": confidence_source(field.reference)}
     kind = domain.name if isinstance(domain, ShippedDomain) else ""
     drawing = Draw(
         made["checkpoint"],
-        plan.record.identity,
+        record.identity,
         kind,
         options.network,
         field.device.type,
