@@ -1,12 +1,16 @@
 """Lightning's callbacks, in real trainings of two epochs on the CPU, with both packages."""
 
 import importlib
+import json
+import os
+import subprocess
 import sys
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -21,6 +25,7 @@ with warnings.catch_warnings():
     import pytorch_lightning
 
     from fmwc.integrations.lightning import ConfidenceCallback, FitNoise
+    from tests.integrations.lightning_processes import Flow
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::Warning:lightning", "ignore::Warning:pytorch_lightning", "ignore:.*isinstance.*LeafSpec"
@@ -164,6 +169,46 @@ def test_the_fit_is_that_of_fit_noise(tmp_path):
     fmwc.fit_noise(field, _Batches(), steps=5, confidence=False)
     for mine, other in zip(fit.field.noise.parameters(), field.noise.parameters(), strict=True):
         assert torch.equal(mine, other)
+
+
+def test_two_processes_fit_the_noise_of_the_whole_dataset(tmp_path):
+    """Each process passes over all rows in batches of both, and all end with the noise that one process would fit."""
+    words = [sys.executable, "-m", "tests.integrations.lightning_processes", str(tmp_path)]
+    done = subprocess.run(
+        words, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    noise, seen = ([load_file(tmp_path / f"{name}.{rank}") for rank in (0, 1)] for name in ("noise", "seen"))
+    assert all(torch.equal(noise[0][name], value) for name, value in noise[1].items())
+    passes = [torch.cat([batches[str(i)] for i in range(5)]) for batches in seen]  # 3 batches of 2 * 8, the last of 6
+    assert torch.equal(*passes)
+    assert len(passes[0]) == 38  # one of 37 rows is repeated
+    data = torch.randn(37, 2, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(passes[0].unique(dim=0), data.unique(dim=0))
+    told = [json.loads((tmp_path / f"told.{rank}").read_text()) for rank in (0, 1)]
+    assert [(one["replicas"], one["rank"]) for one in told] == [(2, 0), (2, 1)]  # the sampler is restored
+    logged = [one["logged"] for one in told]
+    assert logged[0] == pytest.approx(logged[1])
+    assert logged[0]["confidence/failed"] == pytest.approx(3 / 16)  # 3 of 8 in one process, none in the other
+    assert 0 <= logged[0]["confidence/auroc"] <= 1
+    field = fmwc.load(tmp_path / "field", network=Flow().net)
+    for name, value in field.noise.state_dict().items():
+        assert torch.equal(value, noise[0][name])
+    alone = fmwc.attach(field.network, space=(2,))
+    batches = [torch.cat([seen[0][str(5 * i + k)] for k in pair]) for i in (0, 1) for pair in ((0, 1), (2, 3), (4,))]
+    fmwc.fit_noise(alone, _Again(batches), 6, confidence=False, conventions=False, lr=1e-2)
+    for name, value in alone.noise.state_dict().items():
+        torch.testing.assert_close(value, noise[0][name], rtol=1e-4, atol=1e-5)
+
+
+class _Again:
+    """An iterable that is no list of rows."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __iter__(self):
+        return iter(self.items)
 
 
 class _Batches:

@@ -8,12 +8,15 @@ The callbacks work with the packages `lightning` and `pytorch_lightning`. Give t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DistributedSampler
 
 from fmwc import checkpoint
 from fmwc.calibration import auroc
@@ -21,6 +24,7 @@ from fmwc.checks import choose_check, run_checks
 from fmwc.errors import ShapeError, UsageError
 from fmwc.field import Field, attach
 from fmwc.flow import as_space, euclidean
+from fmwc.processes import Processes
 from fmwc.sampling import SamplingConfig, Trajectory, sample
 from fmwc.state import as_conditions, as_whole, batch_size, select, tree_map
 from fmwc.training import fit_noise
@@ -91,6 +95,9 @@ class ConfidenceCallback(_WithNetwork):
     - `confidence/score` and `confidence/data_score`, the mean scores;
     - with `labels`, `confidence/failed`, the share of failures, and `confidence/auroc`, how well the score finds them.
 
+    In a distributed run, each process checks its part of the validation data, and the log has the means over processes.
+    `confidence/auroc` is the mean over those with both failures and successes, and is left out if there are none.
+
     Arguments:
         network: As in :class:`FitNoise`.
         batch: As in :class:`FitNoise`.
@@ -149,14 +156,14 @@ class ConfidenceCallback(_WithNetwork):
         self._validations += 1
         if (self._validations - 1) % self.every:
             return
-        states, conds = zip(*self._kept, strict=True)
-        rows = slice(0, self.count)
-        x = select(tree_map(lambda *c: torch.cat(c), *states), rows)
-        cond = {
-            name: torch.cat([torch.as_tensor(one[name]) for one in conds])[rows].to(pl_module.device)
-            for name in conds[0]
-        }
-        values = self._compared(self._network(pl_module), tree_map(lambda c: c.to(pl_module.device), x), cond)
+        x, cond = _joined(self._kept)
+        x = tree_map(lambda c: c.to(pl_module.device), select(x, slice(0, self.count)))
+        cond = {name: value[: self.count].to(pl_module.device) for name, value in cond.items()}
+        values = self._compared(self._network(pl_module), x, cond)
+        if "auroc" in values:  # all processes must log the same names
+            everywhere = pl_module.all_gather(torch.tensor(values.pop("auroc"), device=pl_module.device))
+            if not everywhere.isnan().all():
+                values["auroc"] = float(everywhere.nanmean())
         pl_module.log_dict({f"{self.prefix}/{name}": value for name, value in values.items()}, sync_dist=True)
         if self.show is not None:
             assert self.run is not None
@@ -187,16 +194,16 @@ class ConfidenceCallback(_WithNetwork):
                     f"labels must return one value per sample, ({count},), got shape {tuple(failed.shape)}"
                 )
             values["failed"] = failed.float().mean()
-            if 0 < int(failed.sum()) < count:
-                values["auroc"] = torch.tensor(auroc(score[failed], score[~failed]))
+            both = 0 < int(failed.sum()) < count
+            values["auroc"] = torch.tensor(auroc(score[failed], score[~failed]) if both else torch.nan)
         return {name: float(value) for name, value in values.items()}
 
 
 class FitNoise(_WithNetwork):
     """Callback that fits the noise of the trained network on the trainer's data when the training ends.
 
-    The network is frozen while its noise is fitted (:func:`fmwc.fit_noise`). In a distributed run, the first process
-    does it.
+    The network is frozen while its noise is fitted (:func:`fmwc.fit_noise`). In a distributed run, every process trains
+    a part of each batch, and the first one saves the field. A batch then has the samples of one batch of each process.
 
     Arguments:
         network: The name of the attribute of the module that holds the velocity network (`"net"`), or a function of the
@@ -228,22 +235,57 @@ class FitNoise(_WithNetwork):
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Fit the noise, and save the field."""
-        if trainer.is_global_zero:
-            self.field = attach(self._network(pl_module), space=self.space)
-            history = fit_noise(
-                self.field, _Converted(trainer.train_dataloader, self._split), self.steps, **self.options
-            )
-            if self.path is not None:
-                recipe = {"method": "retrofit", "noise_steps": self.steps, "epochs": trainer.current_epoch}
-                checkpoint.save(self.field, self.path, recipe=recipe, metrics={"noise_loss": history[-1][1]})
+        network = self._network(pl_module)
+        Processes().copy_from_first(network.buffers())  # batch norms have seen different samples
+        self.field = attach(network, space=self.space)
+        with _whole(trainer.train_dataloader, self._split) as data:
+            history = fit_noise(self.field, data, self.steps, **self.options)
+        if self.path is not None and trainer.is_global_zero:
+            recipe = {"method": "retrofit", "noise_steps": self.steps, "epochs": trainer.current_epoch}
+            checkpoint.save(self.field, self.path, recipe=recipe, metrics={"noise_loss": history[-1][1]})
         trainer.strategy.barrier()
 
 
 class _Converted:
-    """Batches of a loader as pairs of samples and conditions; iterable several times."""
+    """Batches of a loader as pairs of samples and conditions; iterable several times.
 
-    def __init__(self, loader: Any, convert: Callable[[Any], tuple[Any, dict[str, Any]]]) -> None:
-        self.loader, self.convert = loader, convert
+    Arguments:
+        loader: The loader.
+        convert: The function that returns the pair of a batch.
+        count: The number of batches that are joined to one.
+        sampler: A sampler that orders each pass by the number of the pass.
+    """
+
+    def __init__(self, loader: Any, convert: Convert, count: int = 1, sampler: Any = None) -> None:
+        self.loader, self.convert, self.count, self._sampler = loader, convert, count, sampler
+        self.passes = 0
 
     def __iter__(self) -> Iterator[tuple[Any, dict[str, Any]]]:
-        return map(self.convert, self.loader)
+        if self._sampler is not None:
+            self._sampler.set_epoch(self.passes)
+        self.passes += 1
+        batches = map(self.convert, self.loader)
+        while group := list(islice(batches, self.count)):
+            yield _joined(group) if self.count > 1 else group[0]
+
+
+@contextmanager
+def _whole(loader: Any, convert: Convert) -> Iterator[_Converted]:
+    """Yield the batches of the whole dataset, of which Lightning's sampler gives each process a part."""
+    sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    if not isinstance(sampler, DistributedSampler):
+        yield _Converted(loader, convert)
+        return
+    before = dict(vars(sampler))
+    vars(sampler).update(num_replicas=1, rank=0, num_samples=sampler.total_size)
+    try:
+        yield _Converted(loader, convert, before["num_replicas"], sampler)
+    finally:
+        vars(sampler).update(before)
+
+
+def _joined(batches: Sequence[tuple[Any, dict[str, Any]]]) -> tuple[Any, dict[str, Tensor]]:
+    """Concatenate batches and their conditions."""
+    states, conds = zip(*batches, strict=True)
+    x = tree_map(lambda *c: torch.cat(c), *states)
+    return x, {name: torch.cat([torch.as_tensor(one[name]) for one in conds]) for name in conds[0]}
