@@ -286,6 +286,7 @@ def test_a_reference_gives_confidence_to_runs_with_the_same_settings(reader, sd3
     draw(sd3, call, seed=100, callback_on_step_end=reader)
     run = reader.trajectory
     assert not run.withheld
+    assert bool(run.mean.isnan().all())  # velocities are not kept
     assert bool(((run.confidence >= 0) & (run.confidence <= 1)).all())
     order = run.score().argsort()
     assert bool((run.confidence[order].diff() <= 0).all())
@@ -317,6 +318,8 @@ def test_labels_choose_the_score_or_withhold_confidence(reader, sd3):
     middle = torch.cat(scores).quantile(0.42)
     chosen = reader.fit_reference(n=3, labels=by_endpoint, **call)
     assert (chosen.score, chosen.withheld) == ("endpoint", "")
+    with pytest.raises(UsageError, match=r"stop needs the score integrated, but .* is endpoint"):
+        reader.threshold(0.5)
     draw(sd3, call, callback_on_step_end=reader)
     assert reader.trajectory.confidence.shape == (4,)
     names = itertools.count()
@@ -324,6 +327,14 @@ def test_labels_choose_the_score_or_withhold_confidence(reader, sd3):
     assert "no score is better than chance" in chance.withheld
     draw(sd3, call, callback_on_step_end=reader)
     assert "no score is better than chance" in reader.trajectory.withheld
+
+
+def test_a_random_scheduler_is_refused(sd3, monkeypatch):
+    monkeypatch.setattr(
+        sd3, "scheduler", type(sd3.scheduler).from_config(sd3.scheduler.config, stochastic_sampling=True)
+    )
+    with pytest.raises(UsageError, match="stochastic_sampling is not supported"):
+        Confidence(sd3, fmwc.attach(sd3.transformer))
 
 
 def test_the_noise_is_fitted_on_latents(sd3):

@@ -298,6 +298,8 @@ def scheduler_of(pipe: Any) -> Any:
         )
     if scheduler.config.get("invert_sigmas"):
         raise UsageError("a scheduler with inverted sigmas (Mochi) is not supported")
+    if scheduler.config.get("stochastic_sampling"):
+        raise UsageError("a scheduler with stochastic_sampling is not supported; its images have no single trajectory")
     if "step" in vars(scheduler):
         raise UsageError("the pipeline is already read by a Confidence; call its remove() first")
     return scheduler
@@ -489,7 +491,8 @@ class Confidence:
     def trajectory(self) -> Trajectory:
         """The last run: `.score()`, `.rank`, and `.confidence`, or `.withheld` if it cannot be compared.
 
-        `x` are the final latents, and `var` is the variance per latent position, summed over channels.
+        `x` are the final latents, and `var` is the variance per latent position, summed over channels. Velocities are
+        not kept: `mean` is not a number.
         """
         if self._free is None or not self._readings or (not self._called and not self.stopped):
             raise UsageError("nothing was read; call pipe(..., callback_on_step_end=confidence) first")
@@ -499,7 +502,7 @@ class Confidence:
             x=self._x,
             x0=self._x0,
             times=times[list(numbers)],
-            mean=torch.zeros_like(torch.stack(var)),
+            mean=torch.full_like(torch.stack(var), torch.nan),
             var=torch.stack(var),
             grid=torch.cat([times, torch.ones_like(times[:1])]),
             default_score=self.score,
@@ -545,10 +548,18 @@ class Confidence:
         return pixels if latent.ndim > 3 else pixels[:, 0]
 
     def threshold(self, confidence: float) -> float:
-        """Return the score at which an image has this confidence, for `stop`."""
+        """Return the integrated score at which an image has this confidence, for `stop`.
+
+        It holds for runs with the settings of the reference, such as steps and guidance.
+        """
         reference = self.field.reference
         if reference is None or reference.withheld:
             raise UsageError(NO_REFERENCE if reference is None else reference.withheld)
+        if reference.score != "integrated":
+            raise UsageError(
+                f"stop needs the score integrated, but the score of the reference is {reference.score}; use "
+                "Confidence(pipe, field).fit_reference(prompts, n) without labels"
+            )
         if not 0 <= confidence <= 1:
             raise UsageError(f"confidence must lie in [0, 1], got {confidence}")
         return float(reference.quantiles.quantile(1 - confidence))
