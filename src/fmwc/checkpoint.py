@@ -63,6 +63,7 @@ FORMAT = 3  # format 1 has no hashes and a separate file for its schedule; forma
 RECORD = "recipe.json"
 PART = 5_000_000  # maximum bytes per file of a quantised checkpoint, which is split so that a repository can store it
 LARGEST = 8 << 30  # maximum bytes per file
+LARGEST_TOTAL = 64 << 30  # maximum bytes of all files
 _REFERENCE = "reference."
 _SCHEDULE = "schedule.json"
 _SCALE = ":scale"  # suffix of the scales of a quantised matrix
@@ -530,12 +531,16 @@ def load_network(path: str | Path, *, device: torch.device | str = "cpu") -> Any
 
 def _read(folder: Path, content: dict[str, Any]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
+    total = 0
     for name, wanted in content["files"].items():
         path = folder / name
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise CheckpointError(f"{folder}/{RECORD} lists '{name[:60]}', which is not the name of a weights file")
         if not path.is_file():
             raise CheckpointError(f"{path} is missing; copy the checkpoint again")
+        total += path.stat().st_size
+        if total > LARGEST_TOTAL:
+            raise CheckpointError(f"the weights files of {folder} have more than {LARGEST_TOTAL:,} bytes in total")
         part, _ = read_safetensors(path, LARGEST, CheckpointError)
         if wanted and digest_file(path) != wanted:
             raise CheckpointError(f"{path} is not the file that was saved (its hash differs); copy it again")

@@ -1,5 +1,6 @@
 """Fields in folders and repositories of the Hugging Face hub; nothing is downloaded."""
 
+import ast
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from markdown_it import MarkdownIt
 from torch import nn
 
 import fmwc
@@ -115,6 +117,39 @@ def test_a_card_quotes_the_record_safely():
     assert "no reference" in card
 
 
+def test_a_card_shows_the_record_as_text():
+    """Values of a record make no links, images or code, wherever they appear."""
+    evil = (
+        "`![t](https://e.example/t.png)` <b>[click](javascript:x) <https://e.example> a\\\\| ![](//e) www.e.example $x$"
+    )
+    content = {
+        "network": {"kind": evil, "config": {}},
+        "recipe": {"name": evil, evil: evil},
+        "data": {"name": evil, "fingerprint": "0"},
+        "reference": {
+            "score": evil,
+            "reason": evil,
+            "withheld": evil,
+            "read_with": {"steps": "5); import os #", "stepper": evil, "estimator": evil, "times": [0.0]},
+            "candidates": [{"score": evil, "why": evil}],
+            "classes": {"y": [0, "1]}); import os #"]},
+        },
+    }
+    card = model_card(content).split("---\n", 2)[2]
+    page = MarkdownIt("commonmark").enable("table").parse(card)
+    kinds = {token.type for block in page for token in (block, *(block.children or ()))}
+    assert not kinds & {"image", "link_open", "html_inline", "html_block", "code_inline"}
+    assert not re.search(r"https?:|www\.|(?<!\\)\$", card)  # which GitHub or the hub would show as a link or formula
+    told = [block.content for block in page if block.type == "inline"]
+    assert sum("javascript" in text for text in told) == 12
+    (code,) = [block.content for block in page if block.type == "fence"]
+    tree = ast.parse(code)
+    assert sum(isinstance(node, ast.Import) for node in ast.walk(tree)) == 1  # import fmwc
+    content["reference"]["classes"] = {'y"}); import os #': [0]}
+    with pytest.raises(CheckpointError, match="not the name of an argument"):
+        model_card(content)
+
+
 def test_networks_of_other_libraries_come_from_the_user(tmp_path, monkeypatch):
     field = fmwc.attach(Foreign(), space=(2,))
     folder = fmwc.save_pretrained(field, tmp_path / "foreign")
@@ -184,6 +219,20 @@ def test_files_that_are_too_large_are_not_downloaded(server, name):
     with pytest.raises(CheckpointError, match=f"{name} of lab/points has {1 << 40} bytes"):
         fmwc.from_pretrained("lab/points")
     assert name not in [asked for asked, _ in server.asked]
+
+
+def test_many_files_that_are_too_large_together_are_not_downloaded(server, field, monkeypatch):
+    sizes = [(server.folder / name).stat().st_size for name in ("recipe.json", "model.safetensors")]
+    monkeypatch.setattr(checkpoint, "LARGEST_TOTAL", sum(sizes))
+    assert same_samples(fmwc.from_pretrained("lab/points"), field)
+    monkeypatch.setattr(checkpoint, "LARGEST_TOTAL", sum(sizes) - 1)
+    server.asked.clear()
+    with pytest.raises(CheckpointError, match="the files of lab/points have more than"):
+        fmwc.from_pretrained("lab/points")
+    assert [name for name, _ in server.asked] == ["recipe.json"]
+    monkeypatch.setattr(checkpoint, "LARGEST_TOTAL", sizes[1] - 1)
+    with pytest.raises(CheckpointError, match=r"the weights files of .* have more than"):
+        fmwc.load(server.folder)
 
 
 @pytest.mark.parametrize("evil", ["../../secret.safetensors", "weights.bin"])

@@ -30,6 +30,7 @@ __all__ = ["from_pretrained", "model_card", "push_to_hub", "save_pretrained"]
 
 CARD, CONFIG = "README.md", "config.json"
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+MARKDOWN = re.compile(r"[\\`*_~^{}\[\]()<>!|:@&$]|(?<=www)\.", re.IGNORECASE)  # a colon or www. begins a link
 REVISION = re.compile(r"[0-9a-f]{40}")
 
 
@@ -167,14 +168,23 @@ def _downloaded(
     _require_name(repo_id)
     local_only = local_only or hub.constants.HF_HUB_OFFLINE
 
+    left = checkpoint.LARGEST_TOTAL
+
     def fetched(name: str, limit: int, revision: str | None) -> Path:
+        nonlocal left
         try:
             if not local_only:
                 size = hub.get_hf_file_metadata(hub.hf_hub_url(repo_id, name, revision=revision), token=token).size
+                if size is not None and limit >= size > left:
+                    raise CheckpointError(
+                        f"the files of {repo_id} have more than {checkpoint.LARGEST_TOTAL:,} bytes in total, which is "
+                        "the most that is read"
+                    )
                 if size is None or size > limit:
                     raise CheckpointError(
                         f"{name} of {repo_id} has {size or 'an unknown number of'} bytes; at most {limit:,} are read"
                     )
+                left -= size
             options = {"revision": revision, "cache_dir": cache_dir, "token": token, "local_files_only": local_only}
             return Path(hub.hf_hub_download(repo_id, name, **options))
         except FmwcError:
@@ -244,9 +254,8 @@ def model_card(
         "Metrics": _table(content.get("metrics") or {}, "metric", "value") or "No metrics are recorded.",
         "Limits": _limits(content),
     }
-    about = description or (
-        f"A flow-matching model ({content['network']['kind']}) whose samples come with a confidence, made with fmwc."
-    )
+    kind = _plain(content["network"]["kind"])
+    about = description or f"A flow-matching model ({kind}) whose samples come with a confidence, made with fmwc."
     # JSON is YAML.
     header = "\n".join(f"{name}: {json.dumps(value)}" for name, value in front.items())
     body = "\n\n".join(f"## {name}\n\n{text}" for name, text in sections.items())
@@ -257,20 +266,28 @@ def _use(content: Mapping[str, Any], repo_id: str) -> str:
     own = content["network"]["config"] is not None
     reference = content.get("reference") or {}
     classes = "".join(
-        f', cond={{"{name}": {list(values)[:16]}}}' for name, values in (reference.get("classes") or {}).items()
+        f", cond={{{json.dumps(_identifier(name))}: {list(values)[:16]}}}"
+        for name, values in (reference.get("classes") or {}).items()
     )
     count = len(next(iter((reference.get("classes") or {}).values()), range(16))[:16])
     made = reference.get("read_with") or {}
-    steps = f", steps={made['steps']}" if made.get("steps", 50) != 50 else ""
+    steps = f", steps={made['steps']!r}" if made.get("steps", 50) != 50 else ""
     told = "confidence" if reference and not reference.get("withheld") else "rank"
+    place = json.dumps(repo_id or "path/to/this/folder")
     lines = [
         "import fmwc",
         *([] if own else ["from my_code import network  # this repository holds no code"]),
-        f'field = fmwc.from_pretrained("{repo_id or "path/to/this/folder"}"{"" if own else ", network=network"})',
+        f"field = fmwc.from_pretrained({place}{'' if own else ', network=network'})",
         f"run = fmwc.sample(field, {count}{steps}{classes})",
         f"print(run.x, run.{told})",
     ]
     return "\n".join(["```python", *lines, "```"])
+
+
+def _identifier(name: str) -> str:
+    if not name.isidentifier():
+        raise CheckpointError(f"the record has a condition '{name[:60]}', which is not the name of an argument")
+    return name
 
 
 def _training(content: Mapping[str, Any]) -> str:
@@ -288,11 +305,11 @@ def _confidence(content: Mapping[str, Any]) -> str:
     reference = content.get("reference")
     if not reference:
         return "The checkpoint holds no reference, so samples have a rank within their run but no confidence."
-    lines = [f"- score: `{_plain(reference['score'])}`"]
+    lines = [f"- score: {_plain(reference['score'])}"]
     lines += [f"- chosen because {_plain(reference['reason'])}"] if reference.get("reason") else []
     if made := reference.get("read_with"):
-        read = f", read {len(made['times'])} times by `{_plain(made['estimator'])}`" if made["estimator"] else ""
-        lines.append(f"- for runs with {made['steps']} steps ({_plain(made['stepper'])}){read}")
+        read = f", read {len(made['times'])} times by {_plain(made['estimator'])}" if made["estimator"] else ""
+        lines.append(f"- for runs with {_plain(made['steps'])} steps ({_plain(made['stepper'])}){read}")
     if reference.get("withheld"):
         lines.append(f"- **withheld**: {_plain(reference['withheld'])}")
     candidates = {row["score"]: row.get("auroc", row.get("why", "")) for row in reference.get("candidates") or ()}
@@ -327,4 +344,4 @@ def _table(rows: Mapping[str, Any], left: str, right: str) -> str:
 def _plain(value: Any) -> str:
     """Return a value of the record as one line that cannot change the page."""
     shown = f"{value:g}" if isinstance(value, float) else str(value)
-    return re.sub(r"([|<>`\\])", r"\\\1", " ".join(shown.split()))[:500]
+    return MARKDOWN.sub(r"\\\g<0>", " ".join(shown.split())[:500])
