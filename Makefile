@@ -17,9 +17,9 @@ install: .venv/installed
 demo: install
 	$(BIN)/fmwc demo
 
-# All tests but those of networks of other libraries, which have their own environment: make test-interop.
+# All tests but those of networks of other libraries (make test-interop). Three processes, because many tests wait for others.
 test: install lint docs
-	$(BIN)/pytest -n 2 --ignore tests/interop
+	$(BIN)/pytest -n 3 --ignore tests/interop
 
 # The studio in a real browser. Part of `make test` where a Chromium is found; here, one that is missing is an error.
 test-browser: export FMWC_BROWSER = 1
