@@ -52,7 +52,7 @@ QUALITY: tuple[Quality, ...] = (  # the paper has a value of the first
 )
 SAMPLED = (QUALITY[0], QUALITY[2], QUALITY[4])  # measures in the table of the sampler's options
 FILTERS: tuple[Lift, ...] = (
-    (f"the default score, {SCORE}", NONE, NONE, "own"),
+    (f"the score of the variance, {SCORE}", NONE, NONE, "own"),
     (f"the same at every 5th step, {SCORE}", NONE, NONE, f"every_5th/all/{SCORE}"),
     (f"the same by the diagonal estimator, {SCORE}", NONE, NONE, f"diagonal/all/{SCORE}"),
     *((f"linearised, {c}/integrated", NONE, NONE, f"linearised/{c}/integrated") for c in CHANNELS),
@@ -190,9 +190,9 @@ def _filter(n: Numbers) -> Table:
         "Positive class: at most 0.1 eV/atom above the hull. Structures that could not be judged are negative. The "
         "lift is the AUPRC divided by the share of positives, the AUPRC of a random order. The maximum lift is "
         f"one divided by this share: {', '.join(ceilings)}. "
-        "Heads are fitted on the first half and evaluated on the second; `no labels` is the default score on the "
-        "second half. `no model`: ranked by a property of the structure alone, such as its number of atoms, smallest "
-        "first.",
+        "Heads are fitted on the first half and evaluated on the second; `no labels` is the score of the variance on "
+        "the second half. `no model`: ranked by a property of the structure alone, such as its number of atoms, "
+        "smallest first.",
     )
 
 

@@ -123,7 +123,7 @@ def test_tables_with_the_papers_numbers(folder):
     assert re.fullmatch(r"0\.290 \[0\.\d{3}, 0\.\d{3}\]", first["FM + retrofit"])
     assert rows["table1_quality"][-1]["FMwC, joint"] == "61,234 of 75,000"
     filters = {row[""]: row for row in rows["table2_auprc"]}
-    assert filters[f"FM + retrofit: the default score, {SCORE}"]["lift"].endswith("[1.50, 2.50]")
+    assert filters[f"FM + retrofit: the score of the variance, {SCORE}"]["lift"].endswith("[1.50, 2.50]")
     assert filters["FMwC, joint: diagonal, all/endpoint"]["paper, lift"] == "1.3"
     assert (
         filters["FMwC, joint: random order"]["AUPRC"] == filters["FMwC, joint: random order"]["AUPRC of a random order"]

@@ -348,7 +348,7 @@ _ALONE = """
 import os, pickle, sys, threading
 from fmwc.modes import one_thread
 from fmwc.screening.blocks import Worker
-segment, block, driver = pickle.load(sys.stdin.buffer)
+segment, block, driver = pickle.load(sys.stdin.buffer)  # trusted bytes: _alone wrote them to this pipe
 threading.Thread(target=lambda: (sys.stdin.buffer.read(), os._exit(1)), daemon=True).start()  # until the driver ends
 with one_thread():
     Worker(segment, driver)(block)
