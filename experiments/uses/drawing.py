@@ -71,7 +71,7 @@ def draw_samples(experiment: Experiment, seed: int, wide: bool) -> Rows:
     """Draw samples with all scores and their confidence, or their rank if the confidence is withheld."""
     options = {"transport": experiment.dispersion, "schedule": Schedule.every(experiment.usual)}
     run, row = _draw(experiment, experiment.sizes.samples, seed, **options)
-    row.tensors["confidence"] = (run.rank if run.withheld else run.confidence).float()
+    row.tensors["confidence"] = (run.rank if (confidence := run.confidence) is None else confidence).float()
     row.tensors.update({f"score {name}": score.float() for name, score in experiment.scores(run).items()})
     yield "samples", row
 

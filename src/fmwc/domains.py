@@ -290,7 +290,8 @@ class Domain(ABC):
         with suppress(UsageError):  # a run without a score is written without these columns
             columns["score"] = run.score().tolist()
             columns["rank"] = run.rank.tolist()
-            columns["confidence"] = run.confidence.tolist()
+        if (confidence := run.confidence) is not None:
+            columns["confidence"] = confidence.tolist()
         return columns
 
     def with_doubt(self, field: Field, run: Trajectory, progress: Show) -> Trajectory:

@@ -1,6 +1,7 @@
 """Confidence is the position in a comparable reference, or withheld; rank is the position within the run."""
 
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -40,9 +41,8 @@ def referred(field, score="peak", steps=10, schedule=1, **reference):
 
 def test_one_sample_of_a_fresh_field_has_no_confidence_and_says_why(mlp):
     run = sample(mlp, 1, steps=10)
-    with pytest.raises(UsageError, match=r"confidence is withheld: there is no reference.*fit_confidence") as raised:
-        run.confidence  # noqa: B018
-    assert str(raised.value) == run.withheld
+    assert run.confidence is None
+    assert "fit_confidence" in run.withheld
     assert "\n" not in run.withheld
     assert run.rank.tolist() == [0.0]  # no other sample is more doubtful
 
@@ -64,8 +64,8 @@ OTHERWISE = {
 @pytest.mark.parametrize("difference", [d for d in OTHERWISE if "or at other times" not in d])
 def test_runs_with_other_settings_name_the_difference(difference, mlp):
     run = sample(referred(mlp), 6, **arguments(**OTHERWISE[difference]))
-    with pytest.raises(UsageError, match=difference):
-        run.confidence  # noqa: B018
+    assert run.confidence is None
+    assert re.search(difference, run.withheld)
     assert sorted(run.rank.tolist()) == pytest.approx([i / 6 for i in range(6)])
     assert run.default_score == "peak"
 
@@ -73,8 +73,7 @@ def test_runs_with_other_settings_name_the_difference(difference, mlp):
 def test_reference_without_evidence_gives_the_reason(mlp):
     run = sample(referred(mlp, withheld="the evidence is at chance"), 4, steps=10)
     assert "the evidence is at chance" in run.withheld
-    with pytest.raises(UsageError, match="at chance"):
-        run.confidence  # noqa: B018
+    assert run.confidence is None
 
 
 def test_default_estimator_is_that_of_the_reference(mlp):
@@ -105,8 +104,7 @@ def test_a_schedules_own_times_as_a_list_keep_its_reference(mlp):
         torch.testing.assert_close(listed.confidence, few.confidence)
     other = [t for t in read_times(10, Schedule.every(1)) if t not in mlp.schedule.times][:4]
     mlp.schedule = Schedule(mlp.schedule.times, mlp.schedule.reference, 1.0)
-    with pytest.raises(UsageError, match="withheld"):
-        sample(mlp, 5, steps=10, schedule=Schedule.at(sorted({*other, 0.0, 0.9}))).confidence  # noqa: B018
+    assert sample(mlp, 5, steps=10, schedule=Schedule.at(sorted({*other, 0.0, 0.9}))).confidence is None
 
 
 @pytest.mark.parametrize("field", [mlp_field, dict_field])

@@ -75,7 +75,8 @@ class Ordering(NamedTuple):
 
 def ordering_of(run: Trajectory) -> Ordering:
     """Return the confidence of a run, or its rank if the confidence is withheld."""
-    return Ordering(run.rank, "rank", note) if (note := note_of(run)) else Ordering(run.confidence, "confidence", "")
+    confidence = run.confidence
+    return Ordering(run.rank, "rank", note_of(run)) if confidence is None else Ordering(confidence, "confidence", "")
 
 
 def note_of(run: Trajectory) -> str:

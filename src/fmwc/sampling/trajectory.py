@@ -494,7 +494,7 @@ class Trajectory:
         if within is not None:
             return within_groups(within, raw, self._groups(within))
         if name is None and self.standard is not None:
-            return self.standard(raw, self.cond[self.standard.cond])
+            return self.standard(raw, self._groups(self.standard.cond))
         return raw
 
     def _raw(self, score: str, channel: str | None = None, options: dict[str, float] | None = None) -> Tensor:
@@ -565,27 +565,31 @@ class Trajectory:
     # ---- confidence ----
 
     @property
-    def confidence(self) -> Tensor:  # (B,)
+    def confidence(self) -> Tensor | None:  # (B,)
         """Confidence in [0, 1], high = trust: the share of reference samples with a higher score.
 
-        The reference is that of the checkpoint. If the run was drawn with other settings than the reference samples,
-        this raises an error with the reason, :attr:`withheld`. :attr:`rank` is available for any run with a score.
+        The reference is that of the checkpoint. `None` if the run cannot be compared with it; :attr:`withheld` says
+        why. :attr:`rank` is available for any run with a score.
         """
         if self.withheld:
-            raise UsageError(self.withheld)
+            return None
         assert self.reference is not None
         return _share_above(self.score(), self.reference)
 
     @property
     def withheld(self) -> str:
         """Why this run has no confidence; empty if it has one."""
-        if self.reference is not None and not self.without:
-            return ""
-        ranked = ""
+        reason, ranked = self.without or (NO_REFERENCE if self.reference is None else ""), ""
+        if not reason:
+            try:
+                self.score()
+                return ""
+            except UsageError as error:  # the run lacks the score
+                reason = str(error)
         with suppress(UsageError):
             self.rank  # noqa: B018
             ranked = "; rank orders the samples of this run"
-        return f"confidence is withheld: {self.without or NO_REFERENCE}{ranked}"
+        return f"confidence is withheld: {reason}{ranked}"
 
     @property
     def rank(self) -> Tensor:  # (B,)
@@ -675,8 +679,8 @@ class Trajectory:
             groups["transported"] = {"var": self.transported.var, "profile": self.transported.profile}
         with suppress(UsageError):  # a run that is too short for its score can still be saved
             groups["score"] = self.score()
-            groups["rank"] = self.rank
             groups["confidence"] = self.confidence
+            groups["rank"] = self.rank
         found: dict[str, Tensor] = {}
         for name, group in groups.items():
             parts = group if isinstance(group, dict) else {"": group}

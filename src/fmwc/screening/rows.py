@@ -42,8 +42,8 @@ def rows_of(run: Trajectory, kind: str) -> pa.Table:
     """Return the rows of a run."""
     columns: dict[str, Any] = {INDEX: pa.array(run.index.numpy()) if run.index is not None else None}
     columns[SCORE] = pa.array(run.score().double().cpu().numpy())
-    if not run.withheld:
-        columns[CONFIDENCE] = pa.array(run.confidence.double().cpu().numpy())
+    if (confidence := run.confidence) is not None:
+        columns[CONFIDENCE] = pa.array(confidence.double().cpu().numpy())
     state = _crystal_columns(crystals_of(run)) if kind == CRYSTALS else _state_columns(run)
     if taken := columns.keys() & state.keys():
         raise UsageError(f"the condition or channel '{min(taken)}' has the name of a column; rename it in the network")

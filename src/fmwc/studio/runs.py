@@ -593,7 +593,8 @@ def sample_options(model: Model, run: Run, out: Path | None = None) -> Sample:
 
 def _level_of(path: Trajectory) -> dict[str, Any]:
     """Return the confidence, if there is one, and the score of one sample."""
-    return {"confidence": None if path.withheld else float(path.confidence[0]), "score": float(path.score()[0])}
+    confidence = path.confidence
+    return {"confidence": None if confidence is None else float(confidence[0]), "score": float(path.score()[0])}
 
 
 def kept_of(run: Run, kept: Any) -> int:
