@@ -7,9 +7,7 @@
     python -m benchmarks.lifts figure results/lifts           # lift and evaluations of the checks: checks.png
 
 `draw` writes one file per seed with every score, and the seconds that plain sampling and the default took. `--refit`
-chooses the confidence again (fmwc.fit_confidence) with the given data, and writes it to `reference.json`. `--early` is
-a checkpoint of the same network after a fifth of its training, for some of the scores of benchmarks/leads.py; `--leads`
-computes the others too.
+chooses the confidence again (fmwc.fit_confidence) with the given data, and writes it to `reference.json`.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from benchmarks import leads
 from fmwc import fit_confidence, load, sample
 from fmwc.checkerboard.data import misplaced
 from fmwc.checkpoint import describe_reference, load_network
@@ -110,8 +107,6 @@ def draw(args: argparse.Namespace) -> None:
         variance_s, read = draw_timed(args.count, confidence=reads, **few)
         scores |= {name: read.score(name) for name in VARIANCE[setting]}
         scores |= with_larger_budgets(setting, field, run, cond, batch, scores)
-        if args.leads or args.early:
-            scores |= led(args, field, run, cond, batch)
         arrays = {f"score.{n}": v.float().cpu().numpy() for n, v in scores.items()} | outcomes(setting, judge, run)
         if setting == "crystals":  # judged later
             run.compact().to("cpu").save(args.out / f"{seed}.safetensors")
@@ -161,21 +156,6 @@ def outcomes(setting: str, judge: Any, run: Trajectory) -> dict[str, np.ndarray]
     if rival is not None:
         found |= {"rival": rival.cpu().numpy(), "taken": predictions(judge, run.x).cpu().numpy()}
     return found
-
-
-def led(args: argparse.Namespace, field: Any, run: Trajectory, cond: dict[str, Any], batch: int) -> dict[str, Any]:
-    """Read the scores of benchmarks/leads.py in batches."""
-    early: Any = load(args.early, device=field.device) if args.early else None
-    classes = torch.arange(field.network.config["classes"], device=field.device) if "y" in cond else None
-    parts: list[leads.Found] = []
-    for a in range(0, len(run), batch):
-        rows = slice(a, a + batch)
-        part, x0, x = {k: v[rows] for k, v in cond.items()}, select(run.x0, rows), select(run.x, rows)
-        found = leads.read(field, field.space, x0, part, seed=run.seed, first=a, early=early, classes=classes)
-        if "atoms" in cond:
-            found |= leads.cells(field, field.space, x, part, seed=run.seed, first=a)
-        parts.append(found)
-    return {f"{n} ({parts[0][n][1]:.0f})": torch.cat([p[n][0] for p in parts]) for n in parts[0]}
 
 
 def _summed(scores: list[tuple[torch.Tensor, float]]) -> torch.Tensor:
@@ -294,8 +274,6 @@ def main() -> None:
     one.add_argument("--pilot", type=int, default=2_000)
     one.add_argument("--batch", type=int, default=0)
     one.add_argument("--refit", action="store_true")
-    one.add_argument("--early", default="", help="a checkpoint after a fifth of the training")
-    one.add_argument("--leads", action="store_true", help="also compute the leads")
     one.add_argument("--device", default="cpu")
     one.add_argument("--out", type=Path, required=True)
     two = verbs.add_parser("judge")

@@ -1,4 +1,4 @@
-"""Measure campaigns: rates of the stages, workers, the cost of Ray, memory, a lost node; and predict large ones.
+"""Measure campaigns: rates of the stages, workers, the cost of Ray, memory; and predict large ones.
 
     python -m benchmarks.screening                                    # everything on two cores, into results/screening
     python -m benchmarks.screening --rates --device cuda --out $OUT   # on a GPU: how fast samples are drawn and judged
@@ -14,7 +14,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -35,8 +34,7 @@ from fmwc.registry import open_checkpoint
 from fmwc.report.table import Table
 from fmwc.sampling import SamplingConfig, Trajectory
 
-RESULTS, CRYSTALS = Path("results/screening"), Path("results/crystals")
-REMOVED = "blocks_when_the_node_was_removed"
+RESULTS, SPEED = Path("results/screening"), Path("results/speed")
 STEPS = 50
 DRAWS = (("crystals", 1.0), ("mnist", 1.0))  # shares of the default batch
 DRAWS_ON_GPU = (*DRAWS, ("crystals", 0.2), ("mnist", 0.2))
@@ -47,15 +45,13 @@ SMALL |= {"references": 16, "steps": 4}  # a network of crystals that is fast en
 # ---- campaigns -------------------------------------------------------------------------------------------------------
 
 
-def campaign(out: Path, checkpoint: str, count: int, *options: str, meanwhile: Callable[[], None] | None = None) -> Row:
+def campaign(out: Path, checkpoint: str, count: int, *options: str) -> Row:
     """Run a campaign; return its wall time, the seconds of its stages, and the memory of its processes."""
     words = ["screen", checkpoint, "-n", str(count), "--out", str(out), "--device", "cpu", "--judge", "none"]
     command = [sys.executable, "-m", "fmwc", *words, "--budget", "0", *options]
     begun = time.perf_counter()
     with out.with_suffix(".log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
-    if meanwhile is not None:
-        threading.Thread(target=meanwhile, daemon=True).start()
     memory = Memory(process.pid)
     while process.poll() is None:
         memory.sample()
@@ -144,39 +140,6 @@ def memory(folder: Path) -> Row:
     return {"runs": {"two workers": campaign(folder / "many", "checkerboard", 10**6, "--steps", "2", "--workers", "2")}}
 
 
-def cluster(folder: Path) -> Row:
-    """Take a node of a simulated cluster away in the middle."""
-    from fmwc.screening.ray_engine import ENVIRONMENT, LOOPBACK
-
-    os.environ.update({**ENVIRONMENT, **LOOPBACK})
-    from ray.cluster_utils import Cluster
-
-    node = {"object_store_memory": 80 << 20, "include_dashboard": False}
-    options = ("--batch", "500", "--block", "500")
-    expected = campaign(folder / "expected", "checkerboard", 20_000, *options)
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **node})
-    try:
-        made.add_node(num_cpus=1, **node)
-        lost = made.add_node(num_cpus=1, **node)
-        removed: list[int] = []
-
-        def remove() -> None:
-            done: Callable[[], int] = lambda: len([*(folder / "lost").glob("blocks/draw-*.parquet")])  # noqa: E731
-            while done() < 15:
-                time.sleep(0.05)
-            made.remove_node(lost, allow_graceful=False)
-            removed.append(done())
-
-        row = campaign(folder / "lost", "checkerboard", 20_000, *options, "--address", made.address, meanwhile=remove)
-    finally:
-        made.shutdown()
-    same = [(folder / name / "results.parquet").read_bytes() for name in ("expected", "lost")]
-    if same[0] != same[1] or not removed:
-        raise SystemExit("the tables differ, or the node was not taken away")
-    row |= {REMOVED: removed[0], "options": " ".join(options)}
-    return {"runs": {"this process": expected, "two nodes, one removed": row}}
-
-
 # ---- rates of the stages on one device ---------------------------------------------------------------------------
 
 
@@ -260,7 +223,7 @@ def read(out: Path, name: str) -> Row | None:
 
 def model(out: Path) -> Row | None:
     """Predict a campaign of ten million crystals from measured rates: hours of each stage, and which one limits it."""
-    gpu, judged, relaxed = read(out, "rates-cuda"), read(CRYSTALS, "judging"), read(CRYSTALS, "relaxing")
+    gpu, judged, relaxed = read(out, "rates-cuda"), read(SPEED, "judging"), read(SPEED, "relaxing")
     if gpu is None or judged is None or relaxed is None:
         return None
     drawn = max(row["per_second"] for row in gpu["draw"] if row["samples"] == "crystals")
@@ -309,15 +272,13 @@ def tables(out: Path) -> None:
             parts.append(_workers(found, title))
     if (found := read(out, "memory")) is not None:
         parts.append(_memory(found))
-    if (found := read(out, "cluster")) is not None:
-        parts.append(_cluster(found))
     for device in ("cpu", "cuda"):
         if (found := read(out, f"rates-{device}")) is not None:
             parts += _rates(found)
     if (found := model(out)) is not None:
         write_json(out / "model.json", found)
         said = ", ".join(f"{n.replace('_', ' ')}: {v:.3g}" for n, v in found["rates"].items())
-        note = f"Predicted, not run ({said}; of a core: {CRYSTALS}/judging.json and relaxing.json). "
+        note = f"Predicted, not run ({said}; of a core: {SPEED}/judging.json and relaxing.json). "
         note += f"Checks, files and Ray are neglected. {SUREST}"
         title = f"Prediction: {STRUCTURES:,} structures on {GPUS} H200 and {CORES} cores"
         parts.append(Table(found["campaigns"], title, note).section())
@@ -368,20 +329,6 @@ def _memory(found: Row) -> str:
     return Table(rows, "Memory over 1,000,000 points", _about(found)).section()
 
 
-def _cluster(found: Row) -> str:
-    rows = [
-        {
-            "": name,
-            "seconds": run["seconds"],
-            "blocks": run["blocks"],
-            "done when the node was removed": run.get(REMOVED),
-        }
-        for name, run in found["runs"].items()
-    ]
-    note = f"20,000 points, a worker on each of two nodes. The tables are the same byte for byte. {_about(found)}"
-    return Table(rows, "A node of a simulated cluster is taken away", note).section()
-
-
 def _range(series: list[float]) -> str:
     return ", ".join(f"{value:.0f}" for value in series[::2])
 
@@ -398,7 +345,7 @@ def _rates(found: Row) -> list[str]:
 
 # ---- command ---------------------------------------------------------------------------------------------------------
 
-PARTS = {"points": points, "crystals": crystals, "memory": memory, "cluster": cluster}
+PARTS = {"points": points, "crystals": crystals, "memory": memory}
 
 
 def main() -> None:

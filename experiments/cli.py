@@ -210,8 +210,7 @@ def screen(
     """Judge drawn and relaxed crystals, and measure what confidence is worth; resumes if interrupted.
 
     Writes the tables of CDVAE, FlowMM and MatterGen before and after relaxation beside published rows, and every
-    quantity against confidence. Other machines can do the work of --relax: see benchmarks.draw_crystals,
-    benchmarks.relaxations and benchmarks.fingerprints.
+    quantity against confidence. The folder is one that fmwc sample crystals wrote.
     """
     from experiments.crystals.screening import complete, tables_of_structures
     from experiments.crystals.screening import screen as run

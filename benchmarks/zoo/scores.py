@@ -9,9 +9,7 @@ import numpy as np
 import torch
 
 import fmwc
-from benchmarks import leads
 from benchmarks.zoo.flows import Trained
-from benchmarks.zoo.networks import Guided
 from fmwc.calibration import POINTS
 from fmwc.checks import Contest, Echo, Nearest, embedded, run_checks
 from fmwc.randomness import derive
@@ -92,33 +90,11 @@ def default(trained: Trained, field: fmwc.Field, run: Trajectory) -> Reading:
     return Reading(scores, costs)
 
 
-def others(trained: Trained, field: fmwc.Field, run: Trajectory) -> Reading:
-    """Return scores that need other networks, draws of the weights or a velocity without a class."""
-    inner, labels = trained.network, trained.cond.get("y")
-    null = inner.unconditional if isinstance(inner, Guided) else None
-    given: dict[str, Any] = {
-        "early": trained.others.get("early"),
-        "members": [network for name, network in trained.others.items() if name != "early"],
-        "classes": None if labels is None else labels.unique(),
-        "null": null,
-    }
-    parts = []
-    for rows in torch.arange(len(run), device=run.grid.device).split(BATCH[run.grid.device.type]):
-        cond = {k: v[rows] for k, v in run.cond.items()}
-        x0 = tree_map(lambda c: c[rows], run.x0)  # noqa: B023
-        parts.append(
-            leads.read(field, trained.space, x0, cond, seed=run.seed, first=int(rows[0]), steps=STEPS, **given)
-        )
-    scores = {name: torch.cat([part[name][0] for part in parts]) for name in parts[0]}
-    return Reading(scores, {name: cost for name, (_, cost) in parts[0].items()})
-
-
 CHOSEN: dict[str, str] = {}  # descriptions of the chosen scores
 READERS: tuple[Callable[[Trained, fmwc.Field, Trajectory], Reading], ...] = (
     variance,
     free,
     checks,
-    others,
     default,
 )
 

@@ -1,12 +1,12 @@
 """Screen drawn crystals: judge them before and after relaxation, and compare statistics and confidence.
 
-Each step reads and writes files of one folder, so that drawing, relaxing and fingerprints can run on other machines:
+Each step reads and writes files of one folder:
 
 | file | written by |
 |---|---|
-| samples.safetensors | `python -m benchmarks.draw_crystals` |
-| relaxed.npz | `python -m benchmarks.relaxations` |
-| fingerprints-drawn.npz, -relaxed.npz, -test.npz | `python -m benchmarks.fingerprints` |
+| samples.safetensors | `fmwc sample crystals --judge none` |
+| relaxed.npz | `complete` |
+| fingerprints-drawn.npz, -relaxed.npz, -test.npz | `complete` |
 | judged-drawn.json, judged-relaxed.json, judged-test.json | `judged` |
 | numbers.json, tables.md, figures | `python -m experiments screen` |
 """
@@ -178,7 +178,7 @@ def _fingerprints(folder: Path, kind: str, given: Crystals | Sequence[Any]) -> F
         return None
     found = read_fingerprints(path, candidates(given))
     if not found.complete:
-        raise DataError(f"{path} is not complete; run python -m benchmarks.fingerprints again")
+        raise DataError(f"{path} is not complete; use --relax again")
     return found
 
 

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 import fmwc
-from benchmarks.best_of import Subject, stopped
 from fmwc.checks import Contest, Echo, Nearest
 from fmwc.errors import ShapeError, UsageError
 from fmwc.sampling import Part, Reference, SamplingConfig
@@ -150,18 +149,6 @@ def test_invalid_arguments(mlp):
         best_of(mlp, 4, 2, x0=torch.zeros(4, 2))
     with pytest.raises(ShapeError, match="one number per sample"):
         best_of(mlp, 4, 2, steps=4, score=lambda run: torch.zeros(3))
-
-
-@pytest.mark.parametrize("signal", ["variance", "last", "change"])
-@pytest.mark.parametrize(("n", "stop"), [(1, 0.5), (3, 0.3)])
-def test_benchmark_counts_evaluations_of_early_stopping(mlp, signal, n, stop):
-    spy = Counter(mlp.network)
-    run, spent = stopped(Subject("points", mlp), 6, n, stop, signal, 2, {})
-    k = round(50 * stop)
-    assert spent == n * k + 50 - k
-    assert spy.rows == 6 * spent
-    if n == 1:  # one candidate: the plain samples
-        torch.testing.assert_close(run.x, fmwc.sample(mlp, 6, steps=50, seed=2, confidence=None).x)
 
 
 def test_constant_score_is_refused(mlp):

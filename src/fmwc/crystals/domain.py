@@ -46,7 +46,7 @@ CHANGES = {  # of edits, by their name in tables
     "": "not comparable",
 }
 # Time and standard deviation of the noise of edits by channel (None: all channels), as chosen on validation seed 100 by
-# the share of useful edits (results/crystals/NOTES.md; python -m benchmarks.crystal_edits).
+# the share of useful edits (docs/how-to/edits.md).
 EDITS: dict[str | None, EditDefault] = {
     "type": EditDefault(0.4, 0.3),
     "coord": EditDefault(0.2, 0.3),
