@@ -91,7 +91,7 @@ docs: install
 docs-links: install
 	$(BIN)/sphinx-build -q -b linkcheck docs docs/_build/links
 
-# Evaluate the scores on small flows with failure rules. MNIST is read from FMWC_DATA, or downloaded.
+# Evaluate the scores on small flows with failure rules.
 zoo: export OMP_NUM_THREADS = 1
 zoo: install
 	$(BIN)/python -m benchmarks.zoo --out runs/zoo --jobs 2

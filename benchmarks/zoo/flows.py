@@ -1,646 +1,219 @@
-"""The flows of the zoo: data, network, path, failure rule and training length of each.
+"""The flows of the zoo: data, failure rule, network and training of each.
 
-Every flow belongs to one half, named here beforehand: scores are chosen on `choose` and reported on `report`. Both
-halves hold low-dimensional, sequence and image flows, with and without conditions. The rule that chooses confidence was
-changed once after `report` had been seen. The flows of `fresh` were added after that change, with training lengths
-chosen by the share of failures alone. The flows of `fresh2` were added later by somebody who had seen no score; sizes
-of data and networks, tolerances and training lengths were chosen by the share of failures alone. The flows of `fresh3`
-were made in the same way by a third person. Two of them are weak on purpose, as `about` says.
+A half says what had been seen when a flow was made: `choose` was tuned on; `report` had been seen when the rule was
+changed; `fresh` and `fresh3` were made by people who had seen no score. A rule returns (B,), true for failed samples.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
+from torch.nn.functional import max_pool1d, max_pool2d, one_hot
 
-from benchmarks.zoo import digits, shapes
-from benchmarks.zoo.networks import (
-    ConvGru,
-    ConvUNet,
-    DeepSet,
-    Denoiser,
-    Dilated,
-    Endpoint,
-    Equivariant,
-    Experts,
-    GatedMLP,
-    GraphNet,
-    Guided,
-    Mixer,
-    NoisePrediction,
-    PatchTransformer,
-    Recurrent,
-    ResidualMLP,
-    SetTransformer,
-    SmallUNet,
-)
+from benchmarks.zoo import networks
 from fmwc.flow import Channel, FlatTorus, Space, euclidean
-from fmwc.randomness import Randomness, derive
-from fmwc.state import SINGLE, State, tree_map
-from fmwc.training import TrainingConfig, train
+from fmwc.state import SINGLE
 
-HALVES = ("choose", "report", "fresh", "fresh2", "fresh3")
-DATA, HELD_OUT = 10_000, 2_000  # for flows whose data are drawn
-# Rivals need other networks, trained on the same data: from other initial weights, or a fifth as long.
-OTHERS = ("early", "second", "third")
-EARLY = 0.2
+PLACES = 400  # points of a curve; distances are measured to these
+TURN = 2 * math.pi
 
 
-class Training(NamedTuple):
-    """How long a flow trains: Adam, with a cosine decay of the learning rate."""
-
-    steps: int
-    batch: int = 256
-    lr: float = 1e-3
-
-
-TRAINING = {
-    "moons": Training(1500),
-    "moons-ot": Training(2500, 128),
-    "moons-vp": Training(3000),
-    "rings": Training(4000),
-    "spirals": Training(4000),
-    "torus": Training(1500),
-    "undertrained": Training(400),
-    "overtrained": Training(10_000, 200),
-    "waves": Training(1300, 128, 2e-3),
-    "melodies": Training(330, 128),
-    "circles": Training(1500, 128),
-    "graphs": Training(3000, 128, 2e-3),
-    "digits": Training(350, 128),
-    "mnist-rotated": Training(5000, 128, 2e-3),
-    "mnist-inverted": Training(4000, 128, 2e-3),
-    "mnist-noisy": Training(6000, 128, 2e-3),
-    "mnist-unconditional": Training(5000, 128, 2e-3),
-    "mnist-guided": Training(900, 128, 2e-3),
-    "squares": Training(6500),
-    "lissajous": Training(4000),
-    "clouds": Training(400),
-    "segments": Training(1000, 128),
-    "triangles-ot": Training(2000, 128),
-    "pulses": Training(1200, 128, 2e-3),
-    "octahedra": Training(5000, 64, 3e-3),
-    "brackets": Training(4000, 128, 3e-3),
-    "hunts": Training(2500, 128, 2e-3),
-    "rare-ot": Training(5000, 64, 2e-3),
-    "emblems": Training(4000, 64, 2e-3),
-    "maps": Training(2500, 128, 3e-3),
-    "rivers": Training(2500, 64, 2e-3),
-    "gears": Training(6000, 256, 4e-3),
-    "beats": Training(2000, 128, 2e-3),
-    "reaches": Training(1200),
-    "discs-ot": Training(3000, 128, 2e-3),
-}
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A trained flow, and the rule that judges its samples.
-
-    Attributes:
-        network: Called as `network(x, t, **cond)`; noise at t = 0, data at t = 1; in evaluation mode.
-        space: The space of the states.
-        data, cond: The training data, `(N, *)`, and their conditions.
-        held_out, held_out_cond: Held-out data and their conditions.
-        conditions: The conditions for n samples: classes in turn, or nothing.
-        failed: The failure rule: `(state, conditions) -> (B,)`, true where a sample failed.
-        pairs: The coupling of training, `(x1, randomness) -> x0`; `None` if noise and data are independent.
-        notes: Numbers about the failure rule, such as the held-out accuracy of its classifier.
-        others: Networks of `OTHERS`, by name.
-    """
-
-    network: nn.Module
-    space: Space
-    data: State
-    cond: dict[str, Tensor]
-    held_out: State
-    held_out_cond: dict[str, Tensor]
-    conditions: Callable[[int], dict[str, Tensor]]
-    failed: Callable[[State, dict[str, Tensor]], Tensor]
-    pairs: Callable[[Tensor, Randomness], Tensor] | None = None
-    notes: Mapping[str, float] = field(default_factory=dict)
-    others: Mapping[str, nn.Module] = field(default_factory=dict)
-
-
-Build = Callable[[torch.Generator, torch.device], Trained]
-
-
-@dataclass(frozen=True)
-class Flow:
-    """A flow of the zoo.
-
-    Attributes:
-        name: Its name in tables and files.
-        half: `choose`, `report`, `fresh`, `fresh2` or `fresh3`.
-        about: Data, network and path in one line.
-        rule: When a sample counts as failed, in one line.
-        build: Returns data, rule and the untrained network, given a generator for the data and a device.
-    """
-
-    name: str
+class Flow(NamedTuple):
     half: str
     about: str
-    rule: str
-    build: Build
-
-    def untrained(self, seed: int, device: torch.device, other: str = "") -> Trained:
-        """Return the flow before training. The same seed gives the same data on every device."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive(seed, self.name, "weights", *_member(other)))
-            made = self.build(torch.Generator().manual_seed(derive(seed, self.name, "data")), device)
-        conditions = {n: {k: v.to(device) for k, v in getattr(made, n).items()} for n in ("cond", "held_out_cond")}
-        return replace(
-            made,
-            network=made.network.to(device).eval(),
-            data=tree_map(lambda c: c.to(device), made.data),
-            held_out=tree_map(lambda c: c.to(device), made.held_out),
-            **conditions,
-        )
-
-    def train(
-        self,
-        seed: int,
-        device: torch.device,
-        other: str = "",
-        progress: Callable[[int, float], None] | None = None,
-    ) -> Trained:
-        """Train the flow, or one of `OTHERS`, with the settings of `TRAINING`."""
-        made, how = self.untrained(seed, device, other), TRAINING[self.name]
-        space, network, pairs = made.space, made.network, made.pairs
-        objective = getattr(network, "objective", None)
-
-        def loss(x1: Tensor, randomness: Any, beta: Tensor, cond: dict[str, Tensor]) -> Tensor:
-            x0 = pairs(x1, randomness) if pairs else space.noise(len(x1), randomness, x1.device)
-            t = randomness.uniform(torch.empty(len(x1), device=x1.device))
-            if objective is not None:
-                return objective(space, x0, x1, t, randomness, **cond)
-            x_t, u_t = space.path(x0, x1, t)
-            return space.squared_error(network(x_t, t, **cond), u_t)
-
-        plan = TrainingConfig(
-            max(1, round(EARLY * how.steps)) if other == "early" else how.steps,
-            how.batch,
-            how.lr,
-            "cosine",
-            seed=derive(seed, self.name, "train", *_member(other)),
-            captured=pairs is None,  # an assignment is solved on the CPU
-        )
-        train(network, loss, made.data, plan, cond=made.cond, progress=progress)
-        for parameter in network.parameters():
-            parameter.grad = None
-        return made
-
-    def restore(
-        self,
-        seed: int,
-        device: torch.device,
-        weights: Mapping[str, Tensor],
-        others: Mapping[str, Mapping[str, Tensor]] | None = None,
-    ) -> Trained:
-        """Return the trained flow, and others, from the weights of an earlier training with the same seed."""
-        made = self.untrained(seed, device)
-        made.network.load_state_dict(dict(weights))
-        networks = {name: copy.deepcopy(made.network) for name in others or {}}
-        for name, network in networks.items():
-            network.load_state_dict(dict((others or {})[name]))
-        return replace(made, others=networks)
+    network: Callable[[], nn.Module]
+    space: Space
+    data: Callable[[int, Generator], Any]  # samples, or samples and classes
+    failed: Callable[..., Tensor]
+    steps: int  # of Adam with a cosine decay of the learning rate
+    batch: int = 256
+    lr: float = 1e-3
+    classes: int = 0
+    pairs: str | None = None  # the coupling of training
 
 
-def _member(other: str) -> tuple[str, ...]:
-    """Return the names that seed a network. The early one differs from the flow only in its training length."""
-    return () if other in ("", "early") else (other,)
+def _circle(start: float, end: float, radius: float = 1.0) -> Tensor:  # (P, 2)
+    angle = torch.linspace(start, end, PLACES)
+    return radius * torch.stack([angle.cos(), angle.sin()], 1)
 
 
-# ---- building blocks ---------------------------------------------------------------------------------------------
-
-Rule = Callable[..., Tensor]  # (x) or (x, y) -> (B,) on the CPU
-
-
-def _drawn(
-    network: Callable[[], nn.Module],
-    space: Space | tuple[int, ...],
-    draw: Callable[[int, torch.Generator], Tensor | tuple[Tensor, Tensor]],
-    rule: Rule,
-    classes: int = 0,
-    *,
-    count: int = DATA,
-    pairs: Callable[[Tensor, Randomness], Tensor] | None = None,
-) -> Build:
-    """Return the builder of a flow whose data are drawn, with a class per sample if there are classes."""
-
-    def rows(count: int, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
-        drawn = draw(count, generator)
-        return (drawn[0], {"y": drawn[1]}) if isinstance(drawn, tuple) else (drawn, {})
-
-    def build(generator: torch.Generator, device: torch.device) -> Trained:
-        return Trained(
-            network(),
-            euclidean(space) if isinstance(space, tuple) else space,
-            *rows(count, generator),
-            *rows(HELD_OUT, generator),
-            _in_turn(classes, device),
-            _judged(rule),
-            pairs=pairs,
-        )
-
-    return build
+_UPPER = _circle(0, math.pi) - torch.tensor([0.5, 0.25])
+_S = TURN * torch.arange(PLACES)[:, None] / PLACES
+CURVES = {  # (curves, places, dimensions)
+    "moons": torch.stack([_UPPER, -_UPPER]),
+    "rings": torch.stack([_circle(0, TURN, radius) for radius in (0.7, 1.7)]),
+    "centres": 2 * _circle(0, TURN)[:: PLACES // 8][:8, None],
+    "lissajous": 1.5 * (torch.tensor([2.0, 3, 5]) * _S + torch.tensor([0, 0.5, 0.2])).sin()[None],
+}
 
 
-def _in_turn(classes: int, device: torch.device) -> Callable[[int], dict[str, Tensor]]:
-    def conditions(count: int) -> dict[str, Tensor]:
-        return {"y": torch.arange(count, device=device) % classes} if classes else {}
+def _curves(half: str, name: str, noise: float, tolerance: float, **more: Any) -> Flow:
+    """Return a flow of points near curves, of which those off the curves fail."""
+    curves, words = CURVES[name], f"residual MLP; farther than {tolerance} from the {name}"
 
-    return conditions
+    def failed(x: Tensor) -> Tensor:
+        return torch.stack([(c[None] - x[:, None]).square().sum(-1).amin(1) for c in curves]).amin(0).sqrt() > tolerance
 
+    def data(count: int, g: Generator) -> Tensor:  # curves are equally likely
+        which = torch.randint(len(curves), (count,), generator=g)
+        place = torch.randint(curves.shape[1], (count,), generator=g)
+        return curves[which, place] + noise * torch.randn(count, curves.shape[2], generator=g)
 
-def _judged(rule: Rule) -> Callable[[State, dict[str, Tensor]], Tensor]:
-    def failed(x: State, cond: dict[str, Tensor]) -> Tensor:
-        assert isinstance(x, Tensor)
-        return rule(x, *cond.values()).to(x.device)
-
-    return failed
-
-
-def optimal_pairs(x1: Tensor, randomness: Randomness) -> Tensor:
-    """Return noise for a batch of data, assigned so that the sum of squared distances is least (minibatch OT)."""
-    from scipy.optimize import linear_sum_assignment
-
-    x0 = randomness.normal(x1)
-    cost = torch.cdist(x1.flatten(1), x0.flatten(1)).square()
-    return x0[torch.as_tensor(linear_sum_assignment(cost.cpu().numpy())[1], device=x1.device)]
+    dim = curves.shape[2]
+    return Flow(half, words, lambda: networks.ResidualMLP(dim), euclidean((dim,)), data, failed, **more)
 
 
-def _curves(
-    curves: Tensor,
-    noise: float,
-    tolerance: float,
-    *,
-    labelled: bool = False,
-    wrap: Callable[[nn.Module], nn.Module] = lambda network: network,
-    **options: Any,
-) -> Build:
-    """Return the builder of a flow of points near curves. Points off the curves (or that of their class) fail."""
-    classes, dim = len(curves) if labelled else 0, curves.shape[2]
-
-    def draw(count: int, generator: torch.Generator) -> Any:
-        points, which = shapes.points_on(curves, count, noise, generator)
-        return (points, which) if labelled else points
-
-    def rule(x: Tensor, y: Tensor | None = None) -> Tensor:
-        return shapes.nearest(x, curves, y) > tolerance
-
-    return _drawn(lambda: wrap(ResidualMLP(dim, 128, 3, classes)), (dim,), draw, rule, classes, **options)
+def discs(count: int, g: Generator) -> Tensor:  # (count, 5, 2), centres of discs in a box that do not overlap
+    x, fits = torch.full((2 * count, 5, 2), math.inf), torch.ones(2 * count, dtype=torch.bool)
+    for i in range(5):
+        tried = 1.15 * (2 * torch.rand(2 * count, 40, 2, generator=g) - 1)
+        free = (torch.cdist(tried, x[:, :i]) >= 0.7).all(2)
+        x[:, i] = tried[torch.arange(2 * count), free.long().argmax(1)]
+        fits &= free.any(1)
+    return x[fits][:count]
 
 
-def _mnist(kind: str, network: Callable[[], nn.Module], labelled: bool = True) -> Build:
-    def build(generator: torch.Generator, device: torch.device) -> Trained:
-        return _pictures(network(), digits.mnist(kind, generator, device), 10 if labelled else 0, device)
-
-    return build
+def overlapping(x: Tensor) -> Tensor:  # or out of the box, by more than 20 % of the diameter
+    apart = torch.cdist(x, x) + torch.diag(torch.full((5,), math.inf))
+    return (x.abs().amax((1, 2)) > 1.15 + 0.2 * 0.7) | (apart.amin((1, 2)) < 0.8 * 0.7)
 
 
-def _digits(generator: torch.Generator, device: torch.device) -> Trained:
-    pictures = digits.small(generator)
-    return _pictures(ResidualMLP(64, 256, 3, 10), pictures, 10, device)
+def maps(count: int, g: Generator) -> Tensor:  # (count, 16, 4): 4 × 4 fields, one-hot; neighbours differ
+    x = torch.zeros(count, 5, 5, 4)  # with an empty row above and an empty column on the left
+    for row in range(1, 5):
+        for column in range(1, 5):
+            free = 1 - torch.maximum(x[:, row - 1, column], x[:, row, column - 1])
+            x[:, row, column] = one_hot(torch.multinomial(free, 1, generator=g)[:, 0], 4).float()
+    return x[:, 1:, 1:].flatten(1, 2)
 
 
-def _pictures(network: nn.Module, pictures: digits.Pictures, classes: int, device: torch.device) -> Trained:
-    labels = [{"y": y} if classes else {} for y in (pictures.y, pictures.held_out_y)]
-    return Trained(
-        network,
-        euclidean(pictures.x.shape[1:]),
-        pictures.x,
-        labels[0],
-        pictures.held_out,
-        labels[1],
-        _in_turn(classes, device),
-        _judged(pictures.rule),
-        notes=pictures.notes,
-    )
+def same_neighbours(x: Tensor) -> Tensor:
+    colour = x.argmax(2).reshape(-1, 4, 4)
+    beside, below = colour[:, :, 1:] == colour[:, :, :-1], colour[:, 1:] == colour[:, :-1]
+    return beside.flatten(1).any(1) | below.flatten(1).any(1)
 
 
-TORUS, CLOUDS, RARE = shapes.torus_curve(), shapes.cloud_centres(), shapes.cloud_centres(4, 5, 20)
-MOONS = shapes.moon_curves()
-OFF = "farther than {} from {}"
-TAKEN = "a classifier trained on the right labels ({}) reads another digit"
+def rivers(count: int, g: Generator) -> Tensor:  # (count, 1, 12, 12): a line from the left to the right edge
+    steps = torch.randint(-2, 3, (count, 12), generator=g)
+    level = torch.randint(12, (count,), generator=g)
+    rows, x = torch.arange(12), -torch.ones(count, 1, 12, 12)
+    for column in range(12):
+        later = (level + steps[:, column]).clamp(0, 11)
+        low, high = torch.minimum(level, later)[:, None], torch.maximum(level, later)[:, None]
+        x[:, 0, :, column][(low <= rows) & (rows <= high)] = 1.0
+        level = later
+    return x + 0.1 * torch.randn(x.shape, generator=g)
+
+
+def broken_river(x: Tensor) -> Tensor:  # not one piece from left to right, or a column has more than three pixels
+    ink = (x > 0).float()
+    reached = ink.clone()
+    reached[..., 1:] = 0
+    for _ in range(72):
+        reached = ink * max_pool2d(reached, 3, 1, 1)
+    column = reached[:, 0].sum(1)
+    return (reached != ink).flatten(1).any(1) | (column[:, -1] == 0) | (column.amax(1) > 3)
+
+
+def gears(count: int, g: Generator) -> tuple[Tensor, Tensor]:  # (count, 2, 2): the second turns 1 + class times as fast
+    y = torch.randint(5, (count,), generator=g)
+    angle = TURN * torch.rand(count, 1, generator=g)
+    angle = torch.cat([angle, (y[:, None] + 1) * angle], 1)
+    rim = torch.stack([angle.cos(), angle.sin()], -1)
+    return rim + 0.01 * torch.randn(count, 2, 2, generator=g), y
+
+
+def slipped(x: Tensor, y: Tensor) -> Tensor:  # not at its angle within 35°, or a radius is not 0.7 to 1.3
+    angle = torch.atan2(x[..., 1], x[..., 0])
+    off = (angle[:, 1] - (y + 1) * angle[:, 0] + math.pi).remainder(TURN) - math.pi
+    return (off.abs().rad2deg() > 35) | ((x.norm(dim=2) - 1).abs() > 0.3).any(1)
+
+
+def beats(count: int, g: Generator) -> Tensor:  # (count, 1, 64): 4 % have one early beat; the beat after it is in time
+    apart = 9 + 5 * torch.rand(count, 1, generator=g)
+    place = apart * (torch.rand(count, 1, generator=g) + torch.arange(8))  # (count, 8)
+    inner = (place[:, 1:] < 63).sum(1) - 1  # beats that have one before and one after them
+    early = (1 + inner * torch.rand(count, generator=g)).long()
+    there = torch.rand(count, generator=g) < 0.04
+    place = place - 0.35 * apart * ((torch.arange(8) == early[:, None]) & there[:, None])
+    since = torch.arange(64)[:, None] - place[:, None]
+    x = 2 * (-since.square() / 2).exp() - 0.6 * (-(since - 3).square() / 3).exp()
+    return (x.sum(2) + 0.05 * torch.randn(count, 64, generator=g))[:, None]
+
+
+def _irregular(places: Tensor) -> bool:
+    if len(places) < 4:
+        return True
+    gaps = places.diff()
+    usual = gaps.median()
+    late = gaps - usual
+    if places[0] > usual + 2 or 63 - places[-1] > usual + 2:
+        return True
+    odd = (late.abs() > 2).nonzero()[:, 0].tolist()
+    if len(odd) != 2:
+        return bool(odd)
+    return odd[1] != odd[0] + 1 or bool(late[odd[0]] > 0) or bool(late[odd].sum().abs() > 3)
+
+
+def irregular(x: Tensor) -> Tensor:  # a beat is missing or out of time; one early beat is right if the next is in time
+    peaks = (x == max_pool1d(x, 5, 1, 2)) & (x > 1)
+    return torch.tensor([_irregular(row.nonzero()[:, 0]) for row in peaks[:, 0]])
+
+
+GOALS = torch.tensor([[2.0, 1.0], [-1.0, 2.5], [0.5, -1.5]])  # of the hand, by class
+
+
+def reaches(count: int, g: Generator) -> tuple[Tensor, Tensor]:  # (count, 4): directions of four rods to the goal
+    y = torch.randint(3, (6 * count,), generator=g)
+    first = TURN * torch.rand(6 * count, 2, generator=g)
+    rest = GOALS[y] - torch.stack([first.cos(), first.sin()], -1).sum(1)
+    bend = (rest.norm(dim=1) / 2).acos() * (1 - 2 * torch.randint(2, (6 * count,), generator=g))  # nan: out of reach
+    along = torch.atan2(rest[:, 1], rest[:, 0])
+    turns = torch.cat([first, torch.stack([along + bend, along - bend], 1)], 1) / TURN
+    kept = bend.isfinite().nonzero()[:count, 0]
+    return (turns[kept] + 0.003 * torch.randn(count, 4, generator=g)).remainder(1), y[kept]
+
+
+def missed(x: Tensor, y: Tensor) -> Tensor:  # the hand is farther than 0.3 from its goal
+    return (torch.stack([(TURN * x).cos(), (TURN * x).sin()], -1).sum(1) - GOALS[y]).norm(dim=1) > 0.3
+
+
+# ---- the table -------------------------------------------------------------------------------------------------------
 
 FLOWS = {
-    flow.name: flow
-    for flow in (
-        Flow(
-            "moons",
-            "choose",
-            "two moons; residual MLP with LayerNorm; straight path, independent noise",
-            OFF.format(0.25, "the moons' curves"),
-            _curves(MOONS, 0.06, 0.25),
-        ),
-        Flow(
-            "moons-ot",
-            "report",
-            "two moons; residual MLP with LayerNorm; straight path, minibatch optimal transport",
-            OFF.format(0.25, "the moons' curves"),
-            _curves(MOONS, 0.06, 0.25, pairs=optimal_pairs),
-        ),
-        Flow(
-            "moons-vp",
-            "report",
-            "two moons; data-prediction denoiser; variance-preserving path, cosine schedule",
-            OFF.format(0.25, "the moons' curves"),
-            _curves(MOONS, 0.06, 0.25, wrap=Denoiser),
-        ),
-        Flow(
-            "rings",
-            "report",
-            "two concentric rings; residual MLP; straight path",
-            OFF.format(0.15, "the rings"),
-            _curves(shapes.ring_curves(), 0.04, 0.15),
-        ),
-        Flow(
-            "spirals",
-            "choose",
-            "two spiral arms, the class; residual MLP; straight path",
-            OFF.format(0.2, "the arm of its class"),
-            _curves(shapes.arms(2, 1.5, 0.2, 2.0), 0.05, 0.2, labelled=True),
-        ),
-        Flow(
-            "torus",
-            "choose",
-            "a closed curve on a flat torus; MLP of sines and cosines; geodesics from uniform noise",
-            OFF.format(0.06, "the curve"),
-            _drawn(
-                lambda: ResidualMLP(2, 96, 2, periodic=True),
-                Space({SINGLE: Channel((2,), FlatTorus(), "uniform")}),
-                lambda count, generator: shapes.points_on(TORUS, count, 0.015, generator)[0].remainder(1),
-                lambda x: shapes.nearest(x, TORUS, torus=True) > 0.06,
-            ),
-        ),
-        Flow(
-            "undertrained",
-            "choose",
-            "eight Gaussians on a circle; residual MLP, stopped early; straight path",
-            OFF.format(0.7, "the nearest centre (3.5 standard deviations)"),
-            _curves(shapes.CENTRES, 0.2, 0.7),
-        ),
-        Flow(
-            "overtrained",
-            "report",
-            "200 points on a 4 × 4 board, the class its colour; residual MLP that memorises them; straight path",
-            OFF.format(0.32, "the centre of a field of its class (4 standard deviations)"),
-            _curves(shapes.board(), 0.08, 0.32, labelled=True, count=200),
-        ),
-        Flow(
-            "waves",
-            "choose",
-            "sums of two tones that form a pair, length 64; convolutions and a GRU; straight path",
-            "the two strongest frequencies are not a pair, or hold less than 85 % of the energy",
-            _drawn(ConvGru, (1, shapes.LENGTH), shapes.waves, shapes.wrong_tones),
-        ),
-        Flow(
-            "melodies",
-            "report",
-            "two notes one after the other, the class, length 64; dilated convolutions; straight path",
-            "either half's strongest frequency is not the requested note, or holds less than 75 % of its energy",
-            _drawn(
-                lambda: Dilated(len(shapes.NOTES)),
-                (1, shapes.LENGTH),
-                shapes.melodies,
-                shapes.wrong_notes,
-                len(shapes.NOTES),
-            ),
-        ),
-        Flow(
-            "circles",
-            "report",
-            "sets of eight points on a circle of any position and size; transformer without positions; straight path",
-            "a point is off the best circle by more than 15 % of its radius",
-            _drawn(lambda: SetTransformer(2), (shapes.POINTS, 2), shapes.circles, shapes.off_circle),
-        ),
-        Flow(
-            "graphs",
-            "choose",
-            "six nodes in the plane, with the bonds of the class; graph network; straight path",
-            "a bond is not 0.7 to 1.3 long, or two nodes without a bond are nearer than 0.7",
-            _drawn(
-                lambda: GraphNet(shapes.BONDS, 2), (shapes.NODES, 2), shapes.bonded, shapes.broken, len(shapes.BONDS)
-            ),
-        ),
-        Flow(
-            "digits",
-            "report",
-            "scikit-learn's 8 × 8 digits with their class; residual MLP; straight path",
-            "a support vector machine trained on the held-out digits reads another digit",
-            _digits,
-        ),
-        Flow(
-            "mnist-rotated",
-            "choose",
-            "MNIST, 14 × 14, turned by −60° to 60°, with its class; small UNet; straight path",
-            TAKEN.format("turned digits"),
-            _mnist("rotated", lambda: SmallUNet(10)),
-        ),
-        Flow(
-            "mnist-inverted",
-            "report",
-            "MNIST, 14 × 14, dark on light, with its class; small UNet; straight path",
-            TAKEN.format("inverted digits"),
-            _mnist("inverted", lambda: SmallUNet(10)),
-        ),
-        Flow(
-            "mnist-noisy",
-            "choose",
-            "MNIST, 14 × 14, a fifth of the labels replaced; small UNet; straight path",
-            TAKEN.format("plain digits"),
-            _mnist("noisy", lambda: SmallUNet(10)),
-        ),
-        Flow(
-            "mnist-unconditional",
-            "choose",
-            "MNIST, 14 × 14, without classes; small UNet; straight path",
-            "a classifier of digits and non-digits gives no digit the probability that 98.5 % of real digits reach",
-            _mnist("unconditional", lambda: SmallUNet(), labelled=False),
-        ),
-        Flow(
-            "mnist-guided",
-            "report",
-            "MNIST, 14 × 14; small UNet trained with 15 % of labels dropped; classifier-free guidance, w = 2",
-            TAKEN.format("plain digits"),
-            _mnist("plain", lambda: Guided(SmallUNet(11), none=10)),
-        ),
-        Flow(
-            "squares",
-            "fresh",
-            "outlines of three squares; residual MLP; straight path",
-            OFF.format(0.15, "the outlines"),
-            _curves(shapes.square_curves(), 0.03, 0.15),
-        ),
-        Flow(
-            "lissajous",
-            "fresh",
-            "a closed Lissajous curve in space; residual MLP; straight path",
-            OFF.format(0.3, "the curve"),
-            _curves(shapes.lissajous(), 0.05, 0.3),
-        ),
-        Flow(
-            "clouds",
-            "fresh",
-            "two Gaussian clouds in 4-D for each of six classes, partly overlapping; residual MLP; straight path",
-            "another class's centre is nearer than both of its own by more than 0.4 (a standard deviation)",
-            _drawn(
-                lambda: ResidualMLP(4, 96, 2, len(CLOUDS)),
-                (4,),
-                lambda count, generator: shapes.points_on(CLOUDS, count, 0.4, generator),
-                lambda x, y: shapes.nearer_another(x, y, CLOUDS, 0.4),
-                len(CLOUDS),
-            ),
-        ),
-        Flow(
-            "segments",
-            "fresh",
-            "sets of six points on a line segment; transformer without positions; straight path",
-            "a point is farther than 0.2 from the best line",
-            _drawn(lambda: SetTransformer(2), (6, 2), shapes.segments, shapes.off_line),
-        ),
-        Flow(
-            "triangles-ot",
-            "fresh",
-            "right-angled triangles in the plane; residual MLP; straight path, minibatch optimal transport",
-            "the angle is not 90° ± 12°, or a leg is not 0.7 to 2.1 long",
-            _drawn(lambda: ResidualMLP(6, 128, 3), (3, 2), shapes.triangles, shapes.not_right, pairs=optimal_pairs),
-        ),
-        Flow(
-            "pulses",
-            "fresh",
-            "one to four pulses on a track, the class their number, length 32; dilated convolutions; straight path",
-            "the number of pulses is not the requested one",
-            _drawn(
-                lambda: Dilated(shapes.PULSES, dilations=(1, 2, 4, 1)),
-                (1, shapes.TRACK),
-                shapes.pulses,
-                shapes.wrong_count,
-                shapes.PULSES,
-            ),
-        ),
-        Flow(
-            "octahedra",
-            "fresh2",
-            "six directions to the corners of an octahedron; rotation-equivariant network; geodesics of spheres",
-            "a corner's inner products with the others are not an octahedron's within 0.3",
-            _drawn(
-                Equivariant,
-                Space({SINGLE: Channel((len(shapes.CORNERS), 3), shapes.Sphere())}),
-                shapes.octahedra,
-                shapes.no_octahedron,
-            ),
-        ),
-        Flow(
-            "brackets",
-            "fresh2",
-            "balanced words of two kinds of brackets, one-hot; MLP-Mixer trained by cross entropy; straight path",
-            "the largest numbers do not spell a balanced word",
-            _drawn(
-                lambda: Endpoint(Mixer(shapes.WORD, shapes.LETTERS)),
-                (shapes.WORD, shapes.LETTERS),
-                shapes.brackets,
-                shapes.unbalanced,
-            ),
-        ),
-        Flow(
-            "hunts",
-            "fresh2",
-            "Lotka–Volterra series of prey and predators, length 16; LSTM layers; straight path",
-            "a state is farther than 0.3 from the solution that starts at the previous state",
-            _drawn(lambda: Recurrent(2), (shapes.STEPS, 2), shapes.hunts, shapes.no_hunt),
-        ),
-        Flow(
-            "rare-ot",
-            "fresh2",
-            "five Gaussians in 20-D for each of four classes, the rarest 3 %; gated MLP; minibatch optimal transport",
-            OFF.format(1.7, "the nearest centre of its class (6.8 standard deviations; 4.5 are usual)"),
-            _drawn(
-                lambda: GatedMLP(20, len(RARE), 192, 4),
-                (20,),
-                lambda count, generator: shapes.rare(RARE, count, 0.25, generator),
-                lambda x, y: shapes.nearest(x, RARE, y) > 1.7,
-                len(RARE),
-                pairs=optimal_pairs,
-            ),
-        ),
-        Flow(
-            "emblems",
-            "fresh2",
-            "coloured figures, 3 × 12 × 12, the class figure and colour; transformer over patches; straight path",
-            "the nearest drawing is of another class, or differs by more than 0.2 (root mean square)",
-            _drawn(
-                lambda: PatchTransformer(3, shapes.SIDE, 4, shapes.EMBLEMS),
-                (3, shapes.SIDE, shapes.SIDE),
-                shapes.emblems,
-                shapes.wrong_emblem,
-                shapes.EMBLEMS,
-            ),
-        ),
-        Flow(
-            "maps",
-            "fresh3",
-            "coloured maps of 4 × 4 fields, one-hot; MLP-Mixer over fields trained by cross entropy; straight path",
-            "two fields that share a side have the same colour",
-            _drawn(
-                lambda: Endpoint(Mixer(shapes.FIELDS**2, shapes.COLOURS)),
-                (shapes.FIELDS**2, shapes.COLOURS),
-                shapes.maps,
-                shapes.same_neighbours,
-            ),
-        ),
-        Flow(
-            "rivers",
-            "fresh3",
-            "a line from the left to the right edge, 12 × 12; small UNet; straight path",
-            "the bright pixels are not one piece from the left to the right edge, or a column has more than three",
-            _drawn(SmallUNet, (1, shapes.SIDE, shapes.SIDE), shapes.rivers, shapes.broken_river),
-        ),
-        Flow(
-            "gears",
-            "fresh3",
-            "two wheels, the class their gear; easy and hard gears; mixture of MLPs; predicts noise on DDPM's path",
-            "the second wheel is not at the angle of its gear within 35°, or a radius is not 0.7 to 1.3",
-            _drawn(
-                lambda: NoisePrediction(Experts(4, len(shapes.RATIOS))),
-                (2, 2),
-                shapes.gears,
-                shapes.slipped,
-                len(shapes.RATIOS),
-            ),
-        ),
-        Flow(
-            "beats",
-            "fresh3",
-            "regular heartbeats, length 64, 4 % with an early beat, which is correct; UNet for series; straight path",
-            "a beat is missing or out of time; one early beat is right if the beat after it is in time",
-            _drawn(ConvUNet, (1, shapes.LENGTH), shapes.beats, shapes.irregular),
-        ),
-        Flow(
-            "reaches",
-            "fresh3",
-            "directions of four rods that lead to the goal of the class; MLP of sines, stopped early; flat torus",
-            "the hand is farther than 0.3 from its goal",
-            _drawn(
-                lambda: ResidualMLP(4, 96, 2, len(shapes.GOALS), periodic=True),
-                Space({SINGLE: Channel((4,), FlatTorus(), "uniform")}),
-                shapes.reaches,
-                shapes.missed,
-                len(shapes.GOALS),
-            ),
-        ),
-        Flow(
-            "discs-ot",
-            "fresh3",
-            "five discs in a box; small network that sees only means; minibatch optimal transport",
-            "two discs overlap, or one sticks out of the box, by more than 20 % of their diameter",
-            _drawn(lambda: DeepSet(2), (shapes.DISCS, 2), shapes.packed, shapes.overlapping, pairs=optimal_pairs),
-        ),
-    )
-}
+    "moons": _curves("choose", "moons", 0.06, 0.25, steps=1500),
+    "moons-ot": _curves("report", "moons", 0.06, 0.25, steps=2500, batch=128, pairs="ot"),
+    "rings": _curves("report", "rings", 0.04, 0.15, steps=4000),
+    "undertrained": _curves("choose", "centres", 0.2, 0.7, steps=400),
+    "lissajous": _curves("fresh", "lissajous", 0.05, 0.3, steps=4000),
+    "maps": Flow(
+        "fresh3", "coloured maps; MLP-Mixer, cross entropy; neighbours of one colour",
+        lambda: networks.LetterMixer(16, 4), euclidean((16, 4)), maps, same_neighbours, 2500, 128, 3e-3,
+    ),
+    "rivers": Flow(
+        "fresh3", "lines from edge to edge, 12 × 12; UNet; not one thin piece", networks.SmallUNet,
+        euclidean((1, 12, 12)), rivers, broken_river, 2500, 64, 2e-3,
+    ),
+    "gears": Flow(
+        "fresh3", "two wheels; mixture of MLPs that predicts noise; the second is not at its angle",
+        lambda: networks.NoisePrediction(networks.Experts(4, 5)), euclidean((2, 2)), gears, slipped, 6000, 256, 4e-3,
+        classes=5,
+    ),
+    "beats": Flow(
+        "fresh3", "heartbeats, 4 % with an early beat; UNet for series; a beat is missing or out of time",
+        networks.ConvUNet, euclidean((1, 64)), beats, irregular, 2000, 128, 2e-3,
+    ),
+    "reaches": Flow(
+        "fresh3", "four rods on a flat torus; MLP of sines, stopped early; the hand misses its goal",
+        lambda: networks.ResidualMLP(4, 96, 2, 3, periodic=True),
+        Space({SINGLE: Channel((4,), FlatTorus(), "uniform")}), reaches, missed, 1200, classes=3,
+    ),
+    "discs-ot": Flow(
+        "fresh3", "five discs in a box; network that sees only means; overlap", lambda: networks.DeepSet(2),
+        euclidean((5, 2)), discs, overlapping, 3000, 128, 2e-3, pairs="ot",
+    ),
+}  # fmt: skip
