@@ -476,10 +476,10 @@ def test_errors_name_what_to_do(reader, sd3):
 def test_prompts_of_different_lengths_are_refused():
     def call(length):
         return Call(
-            (), {"encoder_hidden_states": torch.zeros(2, length, 8), "img_ids": torch.zeros(2, 3)}, torch.zeros(2, 4)
+            {"encoder_hidden_states": torch.zeros(2, length, 8), "img_ids": torch.zeros(2, 3)}, torch.zeros(2, 4)
         )
 
-    _, kwargs = stacked([call(3), call(3)], 2)
+    kwargs = stacked([call(3), call(3)], 2)
     assert kwargs["encoder_hidden_states"].shape == (4, 3, 8)
     assert kwargs["img_ids"].shape == (2, 3)  # positions have no row per image
     with pytest.raises(UsageError, match="pad both prompts to one length"):

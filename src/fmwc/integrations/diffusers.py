@@ -18,6 +18,7 @@ numbers, so the images are bit for bit the same.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -64,11 +65,10 @@ class Call(NamedTuple):
     """One call of the pipeline's network.
 
     Attributes:
-        args, kwargs: Its arguments.
+        kwargs: Its arguments by name; the first one is the state.
         output: Its output, a leaf of the graph of f.
     """
 
-    args: tuple[Any, ...]
     kwargs: dict[str, Any]
     output: Tensor
 
@@ -107,9 +107,9 @@ class Step:
 
     def run(self, current: Pass, x: Any, t: Tensor, *, cond: Mapping[str, Any] | None = None) -> Tensor:
         """Evaluate the network once for all calls under a pass; return the velocity, by the derivative of f."""
-        args, kwargs = stacked(self.calls, self.count)
+        kwargs = stacked(self.calls, self.count)
         scope = self.noise.during(current, t, (), self.evaluations > 1)
-        out = eagerly(scope.call)(self.network, *args, **kwargs)[0]
+        out = eagerly(scope.call)(self.network, **kwargs)[0]
         parts = out.unflatten(0, (self.count, self.evaluations)).transpose(0, 1)
         duals = [forward_ad.unpack_dual(part.flatten(0, 1)) for part in self._of_calls(parts)]
         v = self.v + self.linear([d.primal - call.output.detach() for d, call in zip(duals, self.calls, strict=True)])
@@ -149,7 +149,7 @@ class Step:
         return parts.split([call.rows // self.count for call in self.calls])
 
 
-def stacked(calls: Sequence[Call], count: int) -> tuple[list[Any], dict[str, Any]]:
+def stacked(calls: Sequence[Call], count: int) -> dict[str, Any]:
     """Return the arguments of one call with all evaluations of an image in adjacent rows.
 
     Pipelines evaluate a guided velocity in one call on two blocks of rows (SD3), or in two calls (Lumina2).
@@ -161,7 +161,7 @@ def stacked(calls: Sequence[Call], count: int) -> tuple[list[Any], dict[str, Any
             "supported: switch off further guidance (skip_guidance_layers, perturbed attention)"
         )
     if evaluations == count:
-        return list(calls[0].args), dict(calls[0].kwargs)
+        return dict(calls[0].kwargs)
 
     def merged(name: str, values: list[Any]) -> Any:
         has = [has_rows(v, call.rows) and not name.endswith("_ids") for v, call in zip(values, calls, strict=True)]
@@ -176,9 +176,7 @@ def stacked(calls: Sequence[Call], count: int) -> tuple[list[Any], dict[str, Any
             raise UsageError(f"the evaluations of the guided velocity differ in '{name}', which has no row per image")
         return values[0]
 
-    by_place = zip(*(call.args for call in calls), strict=True)
-    args = [merged(f"argument {i + 1}", list(values)) for i, values in enumerate(by_place)]
-    return args, {name: merged(name, [call.kwargs[name] for call in calls]) for name in calls[0].kwargs}
+    return {name: merged(name, [call.kwargs[name] for call in calls]) for name in calls[0].kwargs}
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -207,9 +205,10 @@ class Tap:
         self.begin, self.wanted, self.read = begin, wanted, read
         self.active = self.busy = False
         self.calls: list[Call] = []
+        called = pipe.transformer if getattr(pipe, "transformer", None) is not None else pipe.unet
         self.handles = (
-            self.network.register_forward_pre_hook(self._before, with_kwargs=True),
-            self.network.register_forward_hook(self._after, with_kwargs=True),
+            called.register_forward_pre_hook(self._before, with_kwargs=True),
+            called.register_forward_hook(self._after, with_kwargs=True),
         )
         wraps = {"step": self._step, "set_timesteps": self._set_timesteps}
         for name, function in wraps.items():
@@ -255,7 +254,8 @@ class Tap:
         if not isinstance(first, Tensor):
             raise UsageError(f"{type(network).__name__} returns a {type(first).__name__}; one tensor is supported")
         leaf = first.detach().requires_grad_()
-        self.calls.append(Call(args, kwargs, leaf))
+        bound = inspect.signature(self.network.forward).bind(*args, **kwargs).arguments
+        self.calls.append(Call({**bound, **bound.pop("kwargs", {})}, leaf))
         torch.set_grad_enabled(True)
         changed = leaf.clone()  # the pipeline may change its output in place
         if isinstance(output, tuple):
@@ -281,15 +281,25 @@ class Tap:
 
 
 def network_of(pipe: Any) -> Any:
-    """Return the velocity network of a pipeline."""
-    network = getattr(pipe, "transformer", None) or getattr(pipe, "unet", None)
-    if not isinstance(network, nn.Module):
-        raise UsageError(f"pipe must be a pipeline of diffusers with a transformer or unet, got {type(pipe).__name__}")
-    return network
+    """Return the velocity network of a pipeline; if it is compiled, the module that was compiled."""
+    for name in ("transformer", "unet"):
+        if isinstance(network := getattr(pipe, name, None), nn.Module):
+            return getattr(network, "_orig_mod", network)
+    raise UsageError(f"pipe must be a pipeline of diffusers with a transformer or unet, got {type(pipe).__name__}")
+
+
+def texts_of(prompts: Any) -> list[Any] | None:
+    """Return prompts, or classes, as a list; a single one becomes a list of one."""
+    return [prompts] if isinstance(prompts, (str, int)) else None if prompts is None else list(prompts)
 
 
 def scheduler_of(pipe: Any) -> Any:
     """Return the scheduler of a pipeline; raise if it is not that of a flow with noise at timestep 1000."""
+    if "callback_on_step_end" not in inspect.signature(type(pipe).__call__).parameters:
+        raise UsageError(
+            f"{type(pipe).__name__} takes no callback_on_step_end, so its steps cannot be read; sample its network "
+            "with fmwc: fmwc.attach(fmwc.adapters.timestepped(pipe.transformer, backwards=True), space=...)"
+        )
     scheduler: Any = getattr(pipe, "scheduler", None)
     if SCHEDULER not in (kind.__name__ for kind in type(scheduler).__mro__):
         raise UsageError(
@@ -335,7 +345,8 @@ class Confidence:
         field: A field whose network is `pipe.transformer` or an adapter of it (:func:`velocity`).
         estimator: The estimator of the variance. It must return one variance per coordinate.
         schedule: When to read the variance; at every step by default.
-        score: The score of the images. The default, `integrated`, only grows along the trajectory.
+        score: The score of the images. The default is that of the field's reference if it is one of pipelines, else
+            `integrated`, which only grows along the trajectory.
         stop: Interrupt the run when the integrated score of every image exceeds this number, or the number per image.
             Nothing is lost if the score is `integrated`: the final scores would also exceed it.
         seed: The seed of the probes.
@@ -344,6 +355,8 @@ class Confidence:
         stopped: The number of steps after which the run was interrupted; 0 if it was not.
     """
 
+    tensor_inputs = ("latents",)  # read by diffusers' MultiPipelineCallbacks
+
     def __init__(
         self,
         pipe: Any,
@@ -351,7 +364,7 @@ class Confidence:
         *,
         estimator: str | Estimator = Tangent(),  # noqa: B008
         schedule: Schedule = EVERY_STEP,
-        score: str = "integrated",
+        score: str = "",
         stop: float | Tensor | None = None,
         seed: int = 0,
     ) -> None:
@@ -361,7 +374,9 @@ class Confidence:
                 "the field must be attached to the pipeline's network: fmwc.attach(pipe.transformer), or attach an "
                 "adapter of it"
             )
-        self.pipe, self.field, self.score, self.seed = pipe, field, score, as_whole(seed, "seed")
+        known = getattr(field.reference, "score", "")
+        self.score = score or (known if known in SCORES else SCORES[0])
+        self.pipe, self.field, self.seed = pipe, field, as_whole(seed, "seed")
         self.estimator, self.schedule, self.stop = as_estimator(estimator), schedule, stop
         self._tap = Tap(pipe, self._begin, self._wanted, self._read)
         try:
@@ -398,7 +413,9 @@ class Confidence:
         self._x0: Any = None
         self._x: Any = None
         self._free: FreeSignals | None = None
-        self._made = ""
+        self._made: list[str] = []  # settings, and the steps at which they changed
+        self._left: tuple[Any, int] = (None, 0)  # the latents after the step before, and their version
+        self._edited = 0
         self._evaluations = 0
         self._partial: Any = 0.0
         self._layout: dict[str, Any] = {}
@@ -428,12 +445,15 @@ class Confidence:
             self._tap.active = False  # the pipeline runs without the callback
             return
         times = t.to(x.device).expand(len(x))
+        latents, version = self._left
+        if latents is not None and (latents._version != version or not torch.equal(x, latents)):
+            self._edited = self._edited or self._step
         if self._free is None:
             self._x0 = x
             self._free = FreeSignals(euclidean(tuple(x.shape[1:])), x.float(), self._steps)
         if calls:
             step = Step(self._tap.network, self.field.noise, calls, v)
-            self._made = self._made or self._settings(step, x)
+            self._settings(step, x)
             self._evaluations = step.evaluations
             self._layout = calls[0].kwargs
             randomness = Blocks(derive(self.seed, "pipeline", self._step), 0, len(x))
@@ -457,7 +477,9 @@ class Confidence:
         """Finish a step; the pipeline calls this as `callback_on_step_end`."""
         if not self._step or pipe.scheduler is not self._tap.scheduler:
             raise UsageError("the pipeline's network or scheduler was replaced; make a new Confidence")
-        self._called = True
+        if (latents := callback_kwargs.get("latents")) is None:
+            raise UsageError("callback_on_step_end_tensor_inputs must hold 'latents'")
+        self._called, self._left = True, (latents, latents._version)
         if self.stop is None or self._step == self._steps:
             return callback_kwargs
         if bool((self._partial > torch.as_tensor(self.stop).to(self._partial)).all()):
@@ -475,15 +497,17 @@ class Confidence:
         scale = self.pipe.vae_scale_factor
         return self.pipe._unpack_latents(var, 2 * rows * scale, 2 * columns * scale, scale).sum(1).squeeze(1)
 
-    def _settings(self, step: Step, x: Tensor) -> str:
-        """Describe what else than steps and readings makes scores of runs incomparable."""
+    def _settings(self, step: Step, x: Tensor) -> None:
+        """Note what else than steps and readings makes scores of runs incomparable, if it changed at this step."""
         shape = "x".join(map(str, x.shape[1:]))
         guidance = step.calls[0].kwargs.get("guidance")
         weights = step.weights()
         if guidance is None and "varying" in weights:  # guidance with a normalisation
             guidance = torch.tensor(float(getattr(self.pipe, "guidance_scale", None) or torch.nan))
         scale = "" if guidance is None else f", guidance {float(guidance.flatten()[0]):.4g}"
-        return f"Euler ({shape}, weights {weights}{scale})"
+        made = f"Euler ({shape}, weights {weights}{scale})"
+        if not self._made or not self._made[-1].startswith(made):
+            self._made.append(f"{made} from step {self._step}" if self._made else made)
 
     # ---- after a run ----
 
@@ -513,6 +537,8 @@ class Confidence:
         reference: Reference | None = self.field.reference
         if self.stopped:
             return replace(run, without=f"the run was stopped after {self.stopped} of {self._steps} steps")
+        if self._edited:
+            return replace(run, without=f"the latents were changed after step {self._edited}")
         if reference is None:
             return replace(run, without=NO_REFERENCE)
         made, without = self._read_with(run), ""
@@ -524,7 +550,7 @@ class Confidence:
 
     def _read_with(self, run: Trajectory) -> ReadWith:
         times = tuple(round(float(t), 6) for t in run.times[:, 0])
-        return ReadWith(str(self.estimator), self._step, self._made, times)
+        return ReadWith(str(self.estimator), self._step, ", ".join(self._made), times)
 
     def doubt_map(self, size: Sequence[int] | None = None) -> Tensor:  # -> (B, H, W)
         r"""Return the variance of the velocity accumulated along the trajectory, Σ Var[v] Δt, at each pixel.
@@ -593,7 +619,7 @@ class Confidence:
             seed: The seed of the first run.
             call: Other arguments of the pipeline, such as `num_inference_steps`.
         """
-        call = _arguments(call, prompts) | ({} if labels else {"output_type": "latent"})
+        call = _arguments(self.pipe, call, prompts) | ({} if labels else {"output_type": "latent"})
         names = (self.score,) if labels is None else SCORES
         scores: dict[str, list[Tensor]] = {name: [] for name in names}
         failed: list[Tensor] = []
@@ -639,7 +665,7 @@ class Confidence:
             seed: The seed of the first candidate.
             call: Other arguments of the pipeline.
         """
-        call = _arguments(call, prompts)
+        call = _arguments(self.pipe, call, prompts)
         stop, best = self.stop, None
         ends = self.score == "integrated" and self._stops
         evaluations = 0
@@ -664,11 +690,14 @@ class Confidence:
         return best._replace(evaluations=evaluations)
 
 
-def _arguments(call: dict[str, Any], prompts: Sequence[str] | None) -> dict[str, Any]:
+def _arguments(pipe: Any, call: dict[str, Any], prompts: Any) -> dict[str, Any]:
     """Return the arguments of the pipeline; raise if they hold one that fmwc sets."""
     if taken := [name for name in OWN if name in call]:
         raise UsageError(f"fmwc sets the pipeline's argument {taken[0]}; leave it out (seed= sets the seeds)")
-    return dict(call) if prompts is None else {**call, "prompt": list(prompts)}
+    if prompts is None:
+        return dict(call)
+    names = list(inspect.signature(type(pipe).__call__).parameters)
+    return {**call, "prompt" if "prompt" in names else names[1]: texts_of(prompts)}
 
 
 def _grid(layout: Mapping[str, Any], tokens: int) -> tuple[int, int]:
@@ -726,7 +755,7 @@ def velocity(
         call: Other arguments of the pipeline, such as `height` and `width`. `guidance_scale` is 1 unless the network
             takes it as an input (Flux).
     """
-    network, call = network_of(pipe), _arguments(call, None)
+    network, texts = network_of(pipe), texts_of(prompts)
     config = getattr(network, "config", {})
     if not config.get("guidance_embeds"):
         call = {"guidance_scale": 1.0, **call}
@@ -738,25 +767,29 @@ def velocity(
         lambda: True,
         lambda calls, v, x, t, after: seen.append((calls, _sign(network, calls, v), float(1 - t))),
     )
-    texts = [None] if prompts is None else [list(prompts[i : i + batch]) for i in range(0, len(prompts), batch)]
-    conds: list[dict[str, Any]] = []
+    parts = [None] if texts is None else [texts[i : i + batch] for i in range(0, len(texts), batch)]
+    conds: list[tuple[dict[str, Any], int]] = []  # with the number of rows
     try:
         with torch.no_grad():
-            for text in texts:
+            for part in parts:
                 seen.clear()
-                pipe(**call, **({} if text is None else {"prompt": text}))
-                conds.append(_conditions(seen[0][0][0]))
+                pipe(**_arguments(pipe, call, part))
+                first = seen[0][0][0]
+                conds.append((_conditions(first), first.rows))
     finally:
         tap.remove()
-    rows = {name: [cond[name] for cond in conds] for name, value in conds[0].items() if _is_row(name, value, seen)}
-    fixed = {name: value for name, value in conds[0].items() if name not in rows}
-    adapted = Adapted(network, time="timestep", output=_Output(config), **_convention(seen), **fixed)
-    for name, values in rows.items():
+    rows: dict[str, Tensor] = {}
+    for name in conds[0][0]:
+        values = [cond[name] for cond, _ in conds]
+        if name.endswith("_ids") or not all(has_rows(cond[name], count) for cond, count in conds):
+            continue
         if len({value.shape[1:] for value in values}) > 1:
             raise UsageError(
-                f"batches of prompts have '{name}' of different lengths; raise batch to {len(prompts or ())}"
+                f"batches of prompts have '{name}' of different lengths; raise batch to {len(texts or ())}"
             )
-    return adapted, {name: torch.cat(values) for name, values in rows.items()}
+        rows[name] = torch.cat(values)
+    fixed = {name: value for name, value in conds[0][0].items() if name not in rows}
+    return Adapted(network, time="timestep", output=_Output(config), **_convention(seen), **fixed), rows
 
 
 class _Output:
@@ -771,12 +804,9 @@ class _Output:
 
 
 def _conditions(call: Call) -> dict[str, Any]:
-    taken = ("hidden_states", "timestep")
-    return {name: value for name, value in call.kwargs.items() if name not in taken}
-
-
-def _is_row(name: str, value: Any, seen: Any) -> bool:
-    return has_rows(value, seen[0][0][0].rows) and not name.endswith("_ids")
+    if "timestep" not in call.kwargs:
+        raise UsageError("the pipeline's network has no argument timestep; wrap it with fmwc.adapters.adapt instead")
+    return {name: value for name, value in list(call.kwargs.items())[1:] if name != "timestep"}
 
 
 def _sign(network: nn.Module, calls: list[Call], v: Tensor) -> Tensor:
@@ -857,8 +887,8 @@ def check(
         call: Arguments of the pipeline, such as `height` and `width` if `x` are packed latents of another size.
         options: Those of :func:`fmwc.check`, such as `evaluations` and `seed`.
     """
-    prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-    texts = list(dict.fromkeys([*prompts, *(rivals or ())]))
+    own, others = texts_of(prompts) or [], texts_of(rivals)
+    texts = list(dict.fromkeys([*own, *(others or ())]))
     size: dict[str, Any] = {}
     if isinstance(x, Tensor):
         latents, scale = x, pipe.vae_scale_factor
@@ -869,5 +899,5 @@ def check(
         latents = _encoded(pipe, pixels)
         size = {"height": pixels.shape[2], "width": pixels.shape[3]}
     network, cond = velocity(pipe, texts, **{**size, **(call or {})})
-    against = None if rivals is None else {"prompt": list(rivals)}
-    return fmwc.checks.check(_ByText(network, texts, cond), latents, {"prompt": prompts}, rivals=against, **options)
+    against = None if others is None else {"prompt": others}
+    return fmwc.checks.check(_ByText(network, texts, cond), latents, {"prompt": own}, rivals=against, **options)

@@ -103,7 +103,8 @@ class ConfidenceCallback(_WithNetwork):
         batch: As in :class:`FitNoise`.
         count: The number of samples.
         steps: The number of steps of a sample.
-        check: The evaluations per sample of the check, or a check such as `Echo(...)`.
+        check: The evaluations per sample of the check, or a check such as `Echo(...)`. A contest takes at least as many
+            as there are classes; with fewer, the check is an echo.
         labels: A function `(x, cond) -> (B,)` that returns which samples failed.
         space: The space of the samples, or the shape of one; flat by default.
         every: Validations between two reports.
@@ -173,7 +174,12 @@ class ConfidenceCallback(_WithNetwork):
         """Draw samples and return what is logged."""
         count = batch_size(x)
         space = euclidean(tuple(x.shape[1:])) if self.space is None else as_space(self.space)
-        check = self.check if hasattr(self.check, "name") else choose_check(space, cond, self.check)
+        check = self.check
+        if not hasattr(check, "name"):
+            try:
+                check = choose_check(space, cond, self.check)
+            except UsageError:  # too few evaluations for a contest between so many classes
+                check = choose_check(space, cond, self.check, evidence="echo")
         config = SamplingConfig(space=space)
         run = sample(
             network, count, steps=self.steps, seed=self.seed, cond=cond, confidence=None, check=check, config=config
