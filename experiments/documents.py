@@ -24,6 +24,7 @@ from experiments.cost.tables import default_table, other_table
 from experiments.crystals import tables as crystals
 from experiments.crystals.screening_tables import write_screening
 from experiments.mnist import tables as mnist
+from experiments.uses.report import study_text
 from fmwc.report.table import Table
 
 ROOT = Path(__file__).parent.parent
@@ -34,7 +35,8 @@ SUMMARIES: dict[str, Callable[[Path], list[Path]]] = {
     "mnist": mnist.tables,
     "crystals": crystals.tables,
 }
-RETROFITS = (("checkerboard", "Checkerboard", 1), ("mnist", "digits", 1), ("crystals", "crystals", 2))
+STUDIES = ("checkerboard", "mnist", "crystals")
+RETROFITS = (("checkerboard", "Checkerboard", 1), ("mnist", "digits", 1))
 RETROFIT_STEPS = (100, 300, 1000)
 MARKED = re.compile(r"<!-- table: (\S+) -->\n\n(\|[^\n]*\n)+")
 
@@ -76,6 +78,8 @@ def _current() -> Iterator[tuple[Path, str]]:
         with tempfile.TemporaryDirectory() as folder:
             for path in write_screening(Path(folder), json.loads(numbers.read_text())):
                 yield numbers.with_name(path.name), path.read_text()
+    for name in STUDIES:
+        yield RESULTS / "uses" / name / "tables.md", study_text(RESULTS / "uses" / name)
     for document in DOCUMENTS:
 
         def table(match: re.Match[str]) -> str:

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from benchmarks.zoo import __main__ as zoo
+from benchmarks.zoo import run as zoo
 from benchmarks.zoo.flows import FLOWS
 from fmwc.randomness import Stream
 
