@@ -5,8 +5,9 @@ chooses the evidence:
 
 1. *Are the training points dense?* If new data are much nearer to training points than to one another, the distance to
    the nearest training points detects samples off the data. (The ratio is about 0.01 on a plane, and above 0.5 for
-   images.) This test needs data. The distance must also detect a disturbance (see 3), or nearly as much of it as the
-   echo does: of own samples, or of new data, because the samples of a weak model are off the data already.
+   images.) This test needs data. The distance must also detect a disturbance (see 3), better than chance
+   and as well as the echo does: of own samples, or of new data, because the samples of a weak model are off the data
+   already. It is no evidence if it ignores a condition, such as a continuous one.
 2. *Does the contest distinguish the classes?* The contest must detect when the model's samples are given a wrong class.
    Some samples must also lose the contest under their own class, because otherwise it does not rank them.
 3. *Does the echo detect a disturbance?* The echo must detect a small amount of noise mixed into the model's samples. It
@@ -83,8 +84,8 @@ KNOWS = 0.85  # AUROC of the contest for wrong classes
 LOST, MOST_LOST = 0.005, 0.5  # share of the model's own samples that lose a contest
 NOTICES = 0.6  # AUROC of the echo for disturbed samples
 MOVES = 0.63  # AUROC of nearest points for disturbed samples or data
-BEHIND = 0.1  # AUROC by which nearest points may trail an echo whose AUROC is below MOVES
-NEARLY = 0.02  # AUROC that earlier times of an echo may lose, because they test more of a sample
+NEARLY = 0.02  # AUROC that counts as equal; also what earlier times of an echo may lose, as they test more of a sample
+CHANCE = 0.5
 SURE = 1.0  # standard errors by which labels must prefer another candidate
 CLEARLY = 2.7  # standard errors above chance, required if no candidate is usable without labels
 FEWEST_LABELS = 5  # failures and successes required in that case
@@ -210,8 +211,7 @@ def fit_confidence(
     data, given = _inputs(field, data, as_conditions(cond), features)
     space, device = _space_of(field), field.device
     if data is not None and conventions:
-        few = tree_map(lambda c: c[:1024].to(device), data)
-        check_conventions(field, space, few, {k: v[:1024].to(device) for k, v in given.items()}, seed=seed)
+        check_conventions(field, space, data, given, seed=seed)  # on random rows
     count = _pilot_size(field, pilot)
     classes, unused = _classes(given, space, count, data is not None)
     within = classes[0] if len(classes) == 1 else ""
@@ -226,7 +226,7 @@ def fit_confidence(
             count,
             steps=steps,
             seed=derive(seed, "pilot"),
-            cond={name: value.to(device) for name, value in pilot_conditions(given, within, count).items()},
+            cond={name: value.to(device) for name, value in pilot_conditions(given, within, count, seed).items()},
             confidence=reads,
             schedule=EVERY_STEP,
             check=False,
@@ -238,9 +238,13 @@ def fit_confidence(
     few = slice(0, min(TRIED, len(run)))
     tried = _disturbed(field, space, select(run.x, few), {k: v[few] for k, v in run.cond.items()}, seed)
     checks["echo"], by_echo = _best_echo(checks["echo"], tried)
+    candidates = []
+    if "nearest" in checks and (ignored := _ignored(space, given, checks["nearest"])):
+        why = f"the distance to training points does not depend on '{ignored}'"
+        candidates.append(Candidate((("nearest", 1.0),), why, False))
+        del checks["nearest"]
     evidence = run_checks(checks, field, space, run.x, run.cond, derive(seed, "check"), 0, batch=batch)
     run = replace(run, evidence={**run.evidence, **evidence})
-    candidates = []
     if (near := checks.get("nearest")) is not None:
         new = _new_rows(near, data)
         unseen = tree_map(lambda c: c[new].to(device), data), {k: v[new].to(device) for k, v in given.items()}
@@ -259,6 +263,8 @@ def fit_confidence(
         withheld="" if chosen.use else f"no evidence is better than chance on this model ({chosen.why})",
         candidates=tuple(rows),
         classes={within: tuple(values.tolist())} if within else {},
+        weights=field.checksum(),
+        space=space,
     )
     return field.reference
 
@@ -353,16 +359,23 @@ def _classes(cond: Mapping[str, Tensor], space: Space, count: int, of_data: bool
     return classes, unused
 
 
-def pilot_conditions(cond: Mapping[str, Tensor], within: str, count: int) -> dict[str, Tensor]:
-    """Return conditions of the data for the pilot, with each class equally often."""
+def pilot_conditions(cond: Mapping[str, Tensor], within: str, count: int, seed: int) -> dict[str, Tensor]:
+    """Return conditions of random rows of the data for the pilot, with each class equally often.
+
+    The rows are random because data may be sorted, for example by size.
+    """
     if not cond:
         return {}
-    rows = torch.arange(count) % len(next(iter(cond.values())))
+    order = torch.randperm(
+        len(next(iter(cond.values()))), generator=torch.Generator().manual_seed(derive(seed, "pilot rows"))
+    )
+    rows = order[torch.arange(count) % len(order)]
     if within:
-        members = [(cond[within] == label).nonzero()[:, 0] for label in cond[within].unique()]
+        label = cond[within].cpu()[order]
+        members = [order[label == one] for one in label.unique()]
         turns = torch.arange(-(-count // len(members)))
         rows = torch.stack([of[turns % len(of)] for of in members], 1).flatten()[:count]
-    return {name: value[rows] for name, value in cond.items()}
+    return {name: value[rows.to(value.device)] for name, value in cond.items()}
 
 
 def _checks(
@@ -414,6 +427,13 @@ def _shuffled(total: int) -> Tensor:
     return torch.randperm(total, generator=torch.Generator().manual_seed(0))
 
 
+def _ignored(space: Space, cond: Mapping[str, Tensor], near: Nearest) -> str:
+    """Return a condition that differs between samples and that distances ignore; empty if there is none."""
+    counted = {channel.rows for channel in space.channels.values()}
+    names = (name for name in cond if name not in counted and name != near.cond)
+    return next((name for name in names if len(cond[name].unique(dim=0)) > 1), "")
+
+
 # ---- the questions -----------------------------------------------------------------------------------------------
 
 
@@ -424,7 +444,8 @@ def _near(space: Space, check: Nearest, data: Any, noticed: float, by_echo: floa
         f"the distance from new data to the training points is {share:.2f} of that between data (at most {DENSE} is "
         f"required), and it detects a disturbance with AUROC {noticed:.2f} (the echo: {by_echo:.2f})"
     )
-    return Candidate((("nearest", 1.0),), why, share <= DENSE and noticed >= min(MOVES, by_echo - BEHIND))
+    least = min(MOVES, max(CHANCE, by_echo - NEARLY))  # better than chance, and not behind the echo
+    return Candidate((("nearest", 1.0),), why, share <= DENSE and noticed >= least)
 
 
 def _new_rows(near: Nearest, data: Any) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from fmwc.errors import CheckpointError, FmwcError, nearest, require_finite
 from fmwc.field import Field, attach
 from fmwc.files import write_bytes, write_json
 from fmwc.flow import Space
-from fmwc.identity import digest, digest_bytes, digest_file, plain, seal, sealed
+from fmwc.identity import checksum, digest, digest_bytes, digest_file, plain, seal, sealed
 from fmwc.networks import MLP, CSPNet, LeNet, UNet
 from fmwc.quantise import decode, encode
 from fmwc.readers import (
@@ -43,6 +44,7 @@ from fmwc.readers import (
     whole,
 )
 from fmwc.sampling import SCORES, Part, ReadWith, Reference, Schedule, Standard, read_times
+from fmwc.sampling.confidence import CHANGED
 from fmwc.sampling.trajectory import DISPERSION, EVIDENCE, MOST, names_of, parsed
 
 __all__ = [
@@ -262,14 +264,22 @@ def save(
         **extra,
     }
     tensors = dict(field.state_dict())
+    weights = checksum(_restored(_quantised(tensors)) if quantise else tensors)
     if field.reference is not None:
-        content["reference"] = describe_reference(field.reference, "the reference")
+        content["reference"] = describe_reference(_of_weights(field.reference, weights), "the reference")
         if (near := field.reference.checks.get("nearest")) is not None:
             tensors[f"{_REFERENCE}points"] = near.points
             tensors |= {} if near.labels is None else {f"{_REFERENCE}labels": near.labels}
     if field.schedule is not None:
-        content["schedule"] = _describe_schedule(field.schedule)
+        content["schedule"] = _describe_schedule(field.schedule, weights)
     return _write(Path(path), tensors, content, quantise)
+
+
+def _of_weights(reference: Reference, weights: int) -> Reference:
+    """Return a reference to store beside weights with this checksum, withheld if it was made with other weights."""
+    if reference.weights in (None, weights):
+        return reference
+    return reference._replace(withheld=reference.withheld or CHANGED)
 
 
 def update(
@@ -288,10 +298,11 @@ def update(
         raise CheckpointError(
             "this reference contains training points, which are stored with the weights; use fmwc.save"
         )
+    weights = checksum({n: v for n, v in _read(folder, content).items() if not n.startswith(_REFERENCE)})
     if reference is not None:
-        content["reference"] = describe_reference(reference, "the reference")
+        content["reference"] = describe_reference(_of_weights(reference, weights), "the reference")
     if schedule is not None:
-        content["schedule"] = _describe_schedule(schedule)
+        content["schedule"] = _describe_schedule(schedule, weights)
     new = {**content, "format": FORMAT, "files": _hashes(folder, content), **plain(extra)}
     new.pop("parts", None)
     write_json(folder / RECORD, seal(new))
@@ -300,12 +311,12 @@ def update(
     return folder / RECORD
 
 
-def _describe_schedule(schedule: Schedule) -> dict[str, Any]:
+def _describe_schedule(schedule: Schedule, weights: int) -> dict[str, Any]:
     assert schedule.reference is not None  # set by fit_schedule
     return {
         "times": list(schedule.times),
         "agreement": round(schedule.agreement, 4),
-        "reference": describe_reference(schedule.reference, "the schedule's reference"),
+        "reference": describe_reference(_of_weights(schedule.reference, weights), "the schedule's reference"),
     }
 
 
@@ -450,11 +461,17 @@ def load(
     _fill(folder, field, tensors)
     if reference or content.get("reference") is not None:
         field.reference = _reference(folder, content.get("reference"), reference)
+    # The hashes of the files bind the references to these weights.
+    weights = field.checksum()
+    if field.reference is not None:
+        field.reference = field.reference._replace(weights=weights, space=field.space)
     described = content.get("schedule")
     if described is None and content["format"] == 1 and (folder / _SCHEDULE).is_file():
         described = read_json(folder / _SCHEDULE, anything, error=CheckpointError)
     if described is not None:
-        field.schedule = _schedule(folder, described)
+        found = _schedule(folder, described)
+        assert found.reference is not None
+        field.schedule = replace(found, reference=found.reference._replace(weights=weights, space=field.space))
     return field.to(device)
 
 
@@ -545,14 +562,19 @@ def _read(folder: Path, content: dict[str, Any]) -> dict[str, Tensor]:
         if wanted and digest_file(path) != wanted:
             raise CheckpointError(f"{path} is not the file that was saved (its hash differs); copy it again")
         tensors |= part
-    scales = {key.removesuffix(_SCALE): tensors.pop(key) for key in list(tensors) if key.endswith(_SCALE)}
-    for key, scale in scales.items():
-        levels = tensors.get(key)
+    for key in [key for key in tensors if key.endswith(_SCALE)]:
+        levels, scale = tensors.get(key.removesuffix(_SCALE)), tensors[key]
         good = levels is not None and levels.dtype == torch.int8 and scale.dtype == torch.float32
         if not good or levels is None or scale.ndim != 1 or levels.ndim < 2 or len(scale) != len(levels):
-            raise CheckpointError(f"{folder}: '{key}' is not a matrix of 8-bit integers with one scale per row")
-        tensors[key] = decode(levels, scale)
-    return tensors
+            what = key.removesuffix(_SCALE)
+            raise CheckpointError(f"{folder}: '{what}' is not a matrix of 8-bit integers with one scale per row")
+    return _restored(tensors)
+
+
+def _restored(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with quantised matrices decoded."""
+    scales = {key.removesuffix(_SCALE): tensors.pop(key) for key in list(tensors) if key.endswith(_SCALE)}
+    return tensors | {key: decode(tensors[key], scale) for key, scale in scales.items()}
 
 
 def _fill(folder: Path, module: nn.Module, tensors: dict[str, Tensor]) -> None:

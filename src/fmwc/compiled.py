@@ -101,7 +101,7 @@ class Compiled(nn.Module):
     space, device, network, fused = map(_of_field, ("space", "device", "network", "fused"))
     reference, schedule, row_order_checked = map(_of_field, ("reference", "schedule", "row_order_checked"))
     # Not compiled, because transport differentiates through a step and draws are rarely repeated.
-    run, draw, check_finite = map(_of_field, ("run", "draw", "check_finite"))
+    run, draw, check_finite, checksum = map(_of_field, ("run", "draw", "check_finite", "checksum"))
 
     @property
     def halves(self) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fmwc.errors import NotFiniteError, ShapeError, UsageError, require_finite
 from fmwc.estimators import Estimator, as_estimator
 from fmwc.flow import Space, as_space, euclidean
+from fmwc.identity import checksum
 from fmwc.modes import Scope, compiling, eagerly, evaluating
 from fmwc.moments import Moments
 from fmwc.noise import Draw, NoiseModel, Pass, kl, rows_of_share
@@ -193,6 +194,10 @@ class Field(nn.Module):
                 self.check_finite()
                 raise NotFiniteError(f"the variance of channel '{name}' is not finite, although weights and state are")
         return moments
+
+    def checksum(self) -> int:
+        """Return a number that changes if a parameter or buffer of the network or of the noise model changes."""
+        return checksum(self.state_dict())
 
     def detach(self) -> nn.Module:
         """Remove the noise and return the network."""

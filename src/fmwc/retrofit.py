@@ -303,7 +303,7 @@ def _own_samples(
         space = euclidean(data.x.shape[1:])
     if space is None:
         raise UsageError("the shape of a sample is not known; return (network, space) from the function, or give data")
-    cond = pilot_conditions({} if data is None else data.cond, "", config.own_samples)
+    cond = pilot_conditions({} if data is None else data.cond, "", config.own_samples, config.seed)
     cond = {k: v.to(device) for k, v in cond.items()}
     first = {k: v[:2] for k, v in cond.items()}
     try_once(network, noise(space, 2, 0, device, cond=first), first)
@@ -349,11 +349,12 @@ def _reference(field: Field, config: Retrofit, x: State, cond: dict[str, Tensor]
         count,
         steps=config.sampling_steps,
         seed=derive(config.seed, "reference"),
-        cond={name: value.to(field.device) for name, value in pilot_conditions(cond, within, count).items()},
+        cond={name: v.to(field.device) for name, v in pilot_conditions(cond, within, count, config.seed).items()},
         config=SamplingConfig(batch=config.batch, parts=Parts(work / "reference")),
     )
     run = run.ranked_by(config.score, within=within or None)
     scores = run.score()
     levels = torch.linspace(0, 1, 1001, device=field.device, dtype=scores.dtype)
     made = read_with(default_estimator(field.space), config.sampling_steps, "euler")
-    return Reference(config.score, made, scores.quantile(levels), run.standard)
+    quantiles = scores.quantile(levels)
+    return Reference(config.score, made, quantiles, run.standard, weights=field.checksum(), space=field.space)

@@ -126,17 +126,21 @@ def check(
         _blame(error, x, cond)
         raise
     score, rival = results[chosen.name], results.get("rival")
-    confidence, withheld = _confidence(reference, chosen, score, cond)
+    confidence, withheld = _confidence(reference, chosen, score, field, space, cond)
     named = [chosen.rivals[i] for i in rival.tolist()] if rival is not None and is_text(chosen.rivals) else rival
     return CheckResult(chosen.name, score, confidence, withheld, named, results.get("margin"), chosen.evaluations)
 
 
-def _confidence(reference: Any, chosen: Any, score: Tensor, cond: Mapping[str, Any]) -> tuple[Tensor | None, str]:
+def _confidence(
+    reference: Any, chosen: Any, score: Tensor, field: Any, space: Space, cond: Mapping[str, Any]
+) -> tuple[Tensor | None, str]:
     """Return the position of each score among the reference's scores of the same check, or the reason for none."""
     if reference is None:
         return None, "the network has no reference; call fmwc.fit_confidence(field, data)"
     if reference.withheld:
         return None, reference.withheld
+    if why := reference.outdated(field, space) or reference.unknown(cond, len(score)):
+        return None, why
     for part in reference.parts:
         if part.score == chosen.name and reference.checks.get(chosen.name) == chosen:
             at = torch.searchsorted(part.quantiles.to(score).contiguous(), score.contiguous(), right=True)
@@ -144,11 +148,6 @@ def _confidence(reference: Any, chosen: Any, score: Tensor, cond: Mapping[str, A
     if not reference.checks:
         why = f"the field's reference, {reference.score}, needs trajectories; use fmwc.sample to get a confidence"
         return None, why
-    for one in reference.checks.values():
-        if getattr(one, "missing", ""):
-            return None, one.missing
-        if (name := getattr(one, "cond", "")) and cond.get(name) is None:
-            return None, f"the reference compares samples by '{name}', which is missing; give cond={{'{name}': ...}}"
     return None, (
         f"the field's reference, {reference.score}, does not use this check; leave out evaluations, evidence and "
         f"rivals to use its checks ({' and '.join(reference.checks)})"

@@ -42,7 +42,7 @@ from fmwc.modes import eagerly
 from fmwc.noise import Pass
 from fmwc.randomness import Blocks, derive
 from fmwc.sampling import ReadWith, Reference, Schedule, Trajectory
-from fmwc.sampling.confidence import EVERY_STEP, compared, is_due
+from fmwc.sampling.confidence import CHANGED, EVERY_STEP, compared, is_due
 from fmwc.sampling.trajectory import FreeSignals
 from fmwc.state import as_whole, has_rows, unsqueeze_like
 
@@ -546,6 +546,8 @@ class Confidence:
             without = f"the reference, {reference.score}, is not one of pipelines; call Confidence.fit_reference"
         elif differs := reference.read_with.differs(made, variance=reference.needs_variance):
             without = f"the reference was made with {differs}"
+        elif reference.weights not in (None, self.field.checksum()):
+            without = CHANGED
         return compared(run, reference, without)
 
     def _read_with(self, run: Trajectory) -> ReadWith:
@@ -651,6 +653,7 @@ class Confidence:
             reason=reason,
             withheld=withheld,
             candidates=tuple(candidates),
+            weights=self.field.checksum(),
         )
         return self.field.reference
 

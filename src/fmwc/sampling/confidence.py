@@ -21,6 +21,7 @@ from fmwc.checks.evidence import same
 from fmwc.errors import UsageError
 from fmwc.estimators import Estimator, Linearised, as_estimator, estimator_of
 from fmwc.flow import Space
+from fmwc.identity import plain
 from fmwc.sampling.config import AsReference, Controller, Uniform, is_small
 from fmwc.sampling.trajectory import Standard, Trajectory, combined, names_of, needs_variance, standard_of
 
@@ -29,6 +30,15 @@ OTHER_CHECK = "the samples were not checked like those of the reference; leave o
 NOT_READ = "the run was drawn without it; leave out confidence=None (--propagation none)"
 OTHER_STEPS = "the reference is for runs with equal steps from t = 0 and an unmodified velocity"
 
+CHANGED = (
+    "the weights of the network or its noise have changed since the reference was made; call "
+    "fmwc.fit_confidence(field, data) again"
+)
+OTHER_SPACE = "the reference was made in another space; call fmwc.fit_confidence(field, data) again"
+OTHER_SOURCE = (
+    "x0 was given, so it may come from another distribution than that of the reference samples; leave out x0, or give "
+    "fmwc.sampling.noise(space, count, seed) with the seed of the run"
+)
 RESTRICTED = "the reference holds only samples whose ends are not restricted by conditions"
 
 
@@ -204,6 +214,9 @@ class Reference(NamedTuple):
         withheld: Why there is no confidence, if the evidence is no better than chance; else empty.
         candidates: The scores that were compared: for each, its name and its figures by name.
         classes: The classes of the reference samples, by name of the condition; empty without classes.
+        weights: The checksum of the weights that drew the reference samples (:meth:`fmwc.Field.checksum`). It is not
+            stored: a checkpoint holds one set of weights, and loading computes their checksum. `None` is not compared.
+        space: The space of the reference samples, likewise.
     """
 
     score: str
@@ -216,6 +229,8 @@ class Reference(NamedTuple):
     withheld: str = ""
     candidates: tuple[dict[str, Any], ...] = ()
     classes: dict[str, tuple[int, ...]] = {}  # noqa: RUF012
+    weights: int | None = None
+    space: Space | None = None
 
     @property
     def needs_variance(self) -> bool:
@@ -226,6 +241,17 @@ class Reference(NamedTuple):
     def of_any_samples(self) -> bool:
         """Whether the score consists only of checks of finished samples, which may come from any source."""
         return self.read_with is None and {part.score for part in self.parts} <= self.checks.keys() != set()
+
+    def outdated(self, field: Any, space: Space) -> str:
+        """Return why the reference does not hold for samples of a field in a space; empty if it does."""
+        if self.space is not None and plain(space.describe()) != plain(self.space.describe()):
+            return OTHER_SPACE
+        known = getattr(field, "checksum", None)
+        return CHANGED if self.weights is not None and known is not None and known() != self.weights else ""
+
+    def unknown(self, cond: Mapping[str, Any], count: int) -> str:
+        """Return why samples with these conditions cannot be compared with the reference; empty if they can."""
+        return unknown_conditions(self, cond, count)
 
 
 # ---- before a run ----------------------------------------------------------------------------------------------------
@@ -309,6 +335,7 @@ def compared_by(reference: Reference | None) -> dict[str, Tensor]:
         values = getattr(check, "rivals", getattr(check, "labels", None))
         if values is not None:
             known[check.cond] = values.unique(dim=0)
+    known |= {name: torch.tensor(values) for name, values in reference.classes.items() if name not in known}
     for standard in (reference.standard, *(part.standard for part in reference.parts)):
         if standard is not None:
             known[standard.cond] = (~standard.spread.isnan()).nonzero()[:, 0]

@@ -105,7 +105,9 @@ def fit_schedule(
         run = sample(field, pilot, steps=steps, confidence=estimator, config=config, **options)
     if not needs_variance(run.default_score):
         raise UsageError(f"the field's score, {run.default_score}, does not use the variance, so it needs no schedule")
-    return fitted(run, readings, lambda times: read_with(estimator, steps, config.stepper, Schedule.at(times)))
+    found = fitted(run, readings, lambda times: read_with(estimator, steps, config.stepper, Schedule.at(times)))
+    assert found.reference is not None
+    return replace(found, reference=found.reference._replace(weights=field.checksum(), space=field.space))
 
 
 def fitted(run: Trajectory, readings: int, read_with: Callable[[tuple[float, ...]], ReadWith]) -> Schedule:

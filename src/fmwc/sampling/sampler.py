@@ -21,6 +21,7 @@ from fmwc.modes import Scope, evaluating
 from fmwc.randomness import Blocks, Randomness, derive
 from fmwc.sampling.confidence import (
     EVERY_STEP,
+    OTHER_SOURCE,
     RESTRICTED,
     Schedule,
     choose_checks,
@@ -117,7 +118,8 @@ def sample(
         seed: The seed of the noise. Samples do not depend on the batch size, up to rounding.
         cond: The conditions of the network, by name: `{"y": labels}`. Tensors with one row per sample are split into
             batches.
-        x0: States to start from instead of noise.
+        x0: States to start from instead of noise. Confidence is withheld unless they are the noise of this seed,
+            because they may come from another distribution than that of the reference samples.
         confidence: The estimator of the variance. By default that of the field's reference, or
             :func:`default_estimator` without a reference; not used if the reference needs no variance. With `None`, no
             variance is read and there is no confidence.
@@ -150,9 +152,15 @@ def sample(
     space.check_rows(cond, count)
     if not strange and restriction_of(field, cond):
         strange = RESTRICTED
-    if x0 is None:
+    if reference is not None:
+        strange = strange or reference.outdated(field, space)
+    from_noise = config.starts_at_0 and not (isinstance(controller, Grid) and controller.times[0] > 0)
+    if x0 is None or (reference is not None and from_noise and not strange):
         precision = precision_of(getattr(field, "network", field))
-        x0 = tree_map(lambda c: c.to(precision), noise(space, count, seed, device, first=config.first, cond=cond))
+        drawn = tree_map(lambda c: c.to(precision), noise(space, count, seed, device, first=config.first, cond=cond))
+        if x0 is not None and not _equal(x0, drawn):
+            strange = OTHER_SOURCE
+        x0 = drawn if x0 is None else x0
     sampler = Sampler(
         field,
         config,
@@ -254,6 +262,12 @@ def _start(field: Any, config: SamplingConfig, x0: State | None) -> tuple[Space,
             )
         space = euclidean(x0.shape[1:])
     return space, x0
+
+
+def _equal(x0: State, drawn: State) -> bool:
+    """Return whether two states are the same values."""
+    a, b = channels(x0), channels(drawn)
+    return a.keys() == b.keys() and all(torch.equal(a[name].to(b[name]), b[name]) for name in b)
 
 
 def _count(count: int | None, x0: State | None) -> int:
