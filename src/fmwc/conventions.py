@@ -137,7 +137,7 @@ class Conventions:
         if self.useless:
             return (
                 f"the network's loss is {times}: is it untrained, or trained with other pairs (pairs='ot'), another "
-                "path, or different data (for example in scale)? conventions=False skips this check"
+                "source or path, or different data (for example in scale)? conventions=False skips this check"
             )
         return ""
 
@@ -354,7 +354,8 @@ class _Examination:
                     continue
                 for what, target in (("data", self.x1), ("noise", self.x0)):
                     centre = tree_map(lambda c: c.mean(0, keepdim=True).expand_as(c), target)
-                    theirs, guess = self._errors(output, target), _linear_guess(what, x_t, self.x1, alpha, sigma)
+                    guess = _linear_guess(what, x_t, self.x0, self.x1, alpha, sigma)
+                    theirs = self._errors(output, target)
                     left = self._ratio(theirs, self._errors(centre, target))
                     share = self._ratio(theirs, self._errors(guess, target))
                     if what == (known or what) and left < EXPLAINED and share < min(best[0], self.largest):
@@ -381,7 +382,8 @@ class _Examination:
                 share = self._ratio(theirs, self._errors(self._linear(x_t, rescaled), u))
                 least = min(least, share)
                 if (ratio < enough and share < LINEAR) or (ours > WORSE and share < LEARNED):
-                    found.append(Alternative(words, "data of another scale?", ratio, share))
+                    question = "data of another scale? or another source than the noise of the space?"
+                    found.append(Alternative(words, question, ratio, share))
         return min(found, key=lambda one: one.share, default=None), least
 
     def _rescaled(self, x1: Tensor, loss: float) -> Iterator[tuple[str, Tensor, float]]:
@@ -415,7 +417,7 @@ class _Examination:
 
     def _linear(self, x_t: Any, x1: Any) -> Any:
         """Return the best velocity that is linear in each coordinate of the state."""
-        data, noise = (_linear_guess(what, x_t, x1, self.t, 1 - self.t) for what in ("data", "noise"))
+        data, noise = (_linear_guess(what, x_t, self.x0, x1, self.t, 1 - self.t) for what in ("data", "noise"))
         return tree_map(torch.sub, data, noise)
 
     def _errors(self, v: Any, u: Any) -> Tensor:  # -> (B,)
@@ -452,15 +454,16 @@ def _time_of(schedule: PathSchedule, ratio: Tensor) -> Tensor:
     return grid[torch.searchsorted(alpha / sigma.clamp_min(1e-12), ratio).clamp_max(len(grid) - 1)]
 
 
-def _linear_guess(what: str, x_t: Any, x1: Any, alpha: Tensor, sigma: Tensor) -> Any:
+def _linear_guess(what: str, x_t: Any, x0: Any, x1: Any, alpha: Tensor, sigma: Tensor) -> Any:
     """Return the best guess of data or noise that is linear in each coordinate of the state x_t = αx₁ + σx₀."""
 
-    def guess(x: Tensor, data: Tensor) -> Tensor:
-        mean, var, a, s = data.mean(0), data.var(0), unsqueeze_like(alpha, x), unsqueeze_like(sigma, x)
-        away = (x - a * mean) / (a.square() * var + s.square())
-        return mean + a * var * away if what == "data" else s * away
+    def guess(x: Tensor, noise: Tensor, data: Tensor) -> Tensor:
+        (m0, v0), (m1, v1) = ((c.mean(0), c.var(0)) for c in (noise, data))
+        a, s = unsqueeze_like(alpha, x), unsqueeze_like(sigma, x)
+        away = (x - a * m1 - s * m0) / (a.square() * v1 + s.square() * v0)
+        return m1 + a * v1 * away if what == "data" else m0 + s * v0 * away
 
-    return tree_map(guess, x_t, x1)
+    return tree_map(guess, x_t, x0, x1)
 
 
 def _predicting(what: str, schedule: str, options: str) -> Alternative:

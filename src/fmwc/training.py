@@ -31,12 +31,12 @@ from torch.utils.data import Dataset
 
 from fmwc.calibration import fit_confidence
 from fmwc.conventions import check_conventions
-from fmwc.data.batches import Batch, Batches, Rows, in_memory, require_rows
+from fmwc.data.batches import Batch, Batches, Rows, in_memory, require_rows, select_rows
 from fmwc.errors import CheckpointError, MismatchError, NotFiniteError, ShapeError, UsageError, pick, require_finite
 from fmwc.estimators import Linearised
 from fmwc.field import Field
 from fmwc.files import read_tensors, write_tensors
-from fmwc.flow import COUPLINGS, Pairs, couple, couples_samples, elbo_loss
+from fmwc.flow import COUPLINGS, Pairs, Space, couple, couples_samples, elbo_loss
 from fmwc.identity import SEAL, difference, digest_tensors, plain
 from fmwc.modes import Scope, Scopes, Shared, evaluating, tensor_float
 from fmwc.noise import cyclic
@@ -491,7 +491,8 @@ def fit_noise(
         captured: On a GPU, replay steps as a CUDA graph, which is faster for small networks. Not for networks whose
             shapes depend on values or that read values on the host.
         pairs: The coupling of noise and data in the network's training: `None` (independent), `"ot"` (optimal transport
-            within each batch), a function `(x1, randomness) -> x0`, or tensors x0 with one row per sample.
+            within each batch), a function `(x1, randomness) -> x0`, or tensors x0 with one row per sample. The noise
+            must be distributed as that of the field's space, from which samples start.
         conventions: Check on one batch that time and velocity have the conventions of the network's training
             (:func:`fmwc.conventions.check_conventions`).
         resume: A file for resume points. Resuming does not detect a change of a function `pairs`.
@@ -543,8 +544,10 @@ def fit_noise(
         rows[PAIRED] = _paired(field, pairs, known)
     if in_memory(data):
         require_rows(rows, batch_size(known))
+    assert field.space is not None
+    if pairs is not None and not isinstance(pairs, str):
+        _require_source(field, field.space, known, given, rows.get(PAIRED, pairs), seed)
     if conventions:
-        assert field.space is not None
         check_conventions(field, field.space, known, given, seed=seed, pairs=rows.get(PAIRED, pairs))
 
     def loss(x1: State, randomness: Stream, weight: Tensor, cond: dict[str, Any]) -> Tensor:
@@ -578,6 +581,38 @@ def _capturable(network: nn.Module, batch: int | None) -> bool:
     """Return whether a network can be captured. One with static capacities must have one for this batch size."""
     capacity = getattr(network, "static_capacity", None)
     return capacity is None or batch in capacity
+
+
+SOURCE_ROWS = 512  # rows of pairs that are compared with the noise of the space
+SHUFFLES = 100
+CLEARLY = 3.0  # factor by which the distance must exceed that of every random split
+
+
+def _require_source(field: Field, space: Space, x1: State, cond: Mapping[str, State], pairs: Any, seed: int) -> None:
+    """Raise if the paired noise is not distributed as the noise of the space, from which samples and checks start.
+
+    The energy distance between both is compared with that between random halves of all rows.
+    """
+    generator = torch.Generator().manual_seed(derive(seed, "source"))
+    rows = torch.randperm(batch_size(x1), generator=generator)[:SOURCE_ROWS]
+    few, given = select_rows((x1, dict(cond)), rows)
+    few, given = tree_map(lambda c: c.to(field.device), few), {k: v.to(field.device) for k, v in given.items()}
+    randomness = Stream(torch.Generator(field.device).manual_seed(derive(seed, "source")))
+    space, count = space.given(given), len(rows)
+    theirs = couple(tree_map(lambda c: c[rows], pairs) if in_memory(pairs) else pairs, space, few, randomness)
+    ours = space.noise(count, randomness, field.device)
+    both = [torch.cat([channels(theirs)[n].to(c), c]).flatten(1).double().cpu() for n, c in channels(ours).items()]
+    points = torch.cat([value / value.std().clamp_min(1e-12) for value in both], 1)
+    apart = torch.cdist(points, points)
+    side = torch.cat([torch.ones(count), -torch.ones(count)]).double()
+    splits = torch.stack([side, *(side[torch.randperm(2 * count, generator=generator)] for _ in range(SHUFFLES))])
+    distance, *chance = (-((splits @ apart) * splits).sum(1)).tolist()
+    if distance > CLEARLY * max(chance):
+        raise UsageError(
+            "pairs start from another distribution than the noise of the field's space, from which samples start; "
+            "attach with a space that draws it: Space({'x': Channel(shape, manifold, noise='own')}), where the "
+            "manifold has a method noise(randomness, like)"
+        )
 
 
 def _paired(field: Field, x0: Any, data: State) -> State:
