@@ -39,7 +39,8 @@ class Foreign(nn.Module):
 def field():
     torch.manual_seed(0)
     field = fmwc.attach(MLP(dim=2, hidden=16, depth=2), space=(2,))
-    fmwc.fit_confidence(field, torch.randn(200, 2), pilot=64, steps=5, conventions=False)
+    on_circle = torch.nn.functional.normalize(torch.randn(2_000, 2), dim=1)
+    fmwc.fit_confidence(field, on_circle, pilot=64, steps=5, conventions=False)
     return field
 
 
