@@ -336,7 +336,6 @@ def bench(
             "parts: sampling, training, sweep."
         ),
     ] = "",
-    backend: Annotated[str, typer.Option(help="Backend of torch.compile; eager needs no compiler.")] = "inductor",
     tf32: Annotated[
         bool, typer.Option("--tf32", help="Use TensorFloat-32 matrix products on a GPU, also for plain sampling.")
     ] = False,
@@ -356,7 +355,7 @@ def bench(
     domains = [experiment_named(name).domain for name in experiments or DOMAINS]
     words_of(only)
     options: dict[str, Any] = {"count": count, "steps": steps, "rounds": rounds, "minutes": minutes, "only": only}
-    options |= {"backend": backend, "tf32": tf32, "say": say_on_stderr}
+    options |= {"tf32": tf32, "say": say_on_stderr}
     written = []
     with claimed(out, "bench", force=force):
         for domain in domains:

@@ -97,7 +97,6 @@ def test_batch_dimension_must_come_first(net):
     for call in (
         lambda field: field.moments(torch.randn(2, *SHAPE), 0.5),
         lambda field: fmwc.sample(field, 4, steps=2, confidence=Linearised(2)),
-        lambda field: fmwc.sample(fmwc.compiled.Compiled(field, "eager", print), 5, steps=2, confidence=Linearised(1)),
         lambda field: fmwc.fit_noise(field, torch.randn(8, *SHAPE), steps=1),
     ):
         with pytest.raises(UsageError, match="put samples first"):

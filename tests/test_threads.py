@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 import fmwc
 from fmwc.baselines import Dropout
-from fmwc.compiled import Compiled
 from fmwc.estimators import Linearised, MonteCarlo
 from fmwc.field import attach
 from fmwc.modes import _MODES, SMALL, evaluating, one_thread, tensor_float
@@ -166,14 +165,6 @@ def test_transport_rereading_and_controllers(mlp):
         lambda: fmwc.sample(mlp, 8, seed=3, config=SamplingConfig(controller=controller)).x,
         lambda: fmwc.sample(mlp, 8, seed=4, config=SamplingConfig(controller=controller)).x,
     )
-
-
-def test_a_compiled_field_in_two_threads(mlp):
-    fast = Compiled(mlp, backend="eager", say=lambda text: None)
-    check(lambda: sampled(fast), lambda: sampled(fast, seed=1), lambda: sampled(mlp), rounds=3)
-    with torch.no_grad():
-        mlp.network.out.weight.mul_(3)  # the same memory
-    check(lambda: sampled(fast), lambda: sampled(fast, seed=1), rounds=3)
 
 
 def test_dropout_in_two_threads():

@@ -1,7 +1,6 @@
 """Measure the cost of confidence in time and memory, relative to plain sampling and plain training.
 
-Uncompiled cases are compared with uncompiled plain sampling, and compiled cases with compiled plain sampling. All
-measurements are interleaved. Cases are measured in order of importance; cases beyond the time limit are listed.
+All measurements are interleaved. Cases are measured in order of importance; cases beyond the time limit are listed.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +18,6 @@ import torch
 
 from experiments.cost.meter import Meter, peak, reset_peak, spread
 from fmwc.baselines import stochastic_ends
-from fmwc.compiled import Compiled
 from fmwc.domains import Domain
 from fmwc.errors import UsageError, nearest
 from fmwc.estimators import Diagonal, Linearised, MonteCarlo, Tangent
@@ -49,15 +46,11 @@ class Case:
         options: Options of :func:`fmwc.sample`; `AsReference()` stands for the domain's estimator.
         runs: Trajectories per sample.
         stochastic: Whether trajectories use random draws of the weights.
-        compiles: Whether compilation makes a difference.
-        half: Whether the variance is computed in half precision, which needs a compiled field.
     """
 
     options: Mapping[str, Any]
     runs: int = 1
     stochastic: bool = False
-    compiles: bool = True
-    half: bool = False
 
 
 PLAIN = "plain"
@@ -65,26 +58,20 @@ FEW = "few"  # the checkpoint's schedule, fitted for 50 steps: python -m experim
 CASES: dict[str, Case] = {  # in order of importance; ratios are relative to the first
     PLAIN: Case({"confidence": None}),
     "linearised, few readings": Case({"confidence": AsReference(), "schedule": FEW}),
-    "linearised in bf16, few readings": Case({"confidence": AsReference(), "schedule": FEW}, half=True),
     "linearised, every step": Case({"confidence": AsReference()}),
-    "linearised in bf16, every step": Case({"confidence": AsReference()}, half=True),
-    "linearised (1 probe) in bf16, every step": Case({"confidence": Linearised(1)}, half=True),
     "linearised, every 5th step": Case({"confidence": AsReference(), "schedule": Schedule.every(5)}),
     "diagonal Taylor-1, every step": Case({"confidence": Diagonal("taylor1")}),
-    "diagonal Taylor-1 in bf16, every step": Case({"confidence": Diagonal("taylor1")}, half=True),
     "diagonal Gauss–Hermite, every step": Case({"confidence": Diagonal()}),
-    "diagonal Gauss–Hermite in bf16, every step": Case({"confidence": Diagonal()}, half=True),
     "linearised, every 10th step": Case({"confidence": AsReference(), "schedule": Schedule.every(10)}),
     "diagonal Gauss–Hermite, every 5th step": Case({"confidence": Diagonal(), "schedule": Schedule.every(5)}),
     "diagonal Gauss–Hermite, every 10th step": Case({"confidence": Diagonal(), "schedule": Schedule.every(10)}),
     "ensemble of 5": Case({"confidence": None}, runs=MEMBERS),
-    "dispersion of 5 stochastic trajectories": Case({}, runs=MEMBERS, stochastic=True, compiles=False),
+    "dispersion of 5 stochastic trajectories": Case({}, runs=MEMBERS, stochastic=True),
     "tangent (1 probe), every step": Case({"confidence": Tangent()}),
     "Monte Carlo variance (k = 5), every step": Case({"confidence": MonteCarlo(MEMBERS)}),
-    "transported dispersion": Case({"confidence": None, "transport": True}, compiles=False),
+    "transported dispersion": Case({"confidence": None, "transport": True}),
 }
 PARTS = {"sampling": 0.6, "training": 0.8, "sweep": 1.0}  # the latest end of each part, as a share of the time limit
-COMPILATION = {"cases": "uncompiled", "compiled": "compiled"}  # the sampling tables of a result, and their names
 SWEPT = (PLAIN, "linearised, every step")  # cases measured at other numbers of samples
 
 Loss = Callable[..., Any]
@@ -122,7 +109,6 @@ class Bench:
 
     Arguments:
         domain, model: The field and its domain.
-        fast: The compiled field, in full and in half precision.
         count: The number of samples.
         others: Numbers of samples in the sweep.
         steps: The number of Euler steps.
@@ -131,7 +117,6 @@ class Bench:
 
     domain: Domain
     model: Field
-    fast: Sequence[Compiled]
     count: int
     others: Sequence[int]
     steps: int
@@ -150,7 +135,7 @@ class Bench:
         cond = {k: v.to(self.model.device) for k, v in self.domain.conditions(self.model, count).items()}
         return noise(self.model.space, count, 0, self.model.device, cond=cond), cond  # type: ignore[arg-type]
 
-    def _tasks(self, compiled: bool, count: int, names: Iterable[str]) -> dict[str, Callable[[], object]]:
+    def _tasks(self, count: int, names: Iterable[str]) -> dict[str, Callable[[], object]]:
         """Return a function for each case; all sample from the same noise."""
         x0, cond = self._start(count)
 
@@ -164,41 +149,18 @@ class Bench:
                 stochastic_ends(self.model, x0, case.runs, **options)
                 return
             for _ in range(case.runs):
-                sample(self.fast[case.half] if compiled else self.model, x0=x0, **options)
+                sample(self.model, x0=x0, **options)
 
-        able = [name for name in names if (CASES[name].compiles if compiled else not CASES[name].half)]
-        return {name: partial(run, CASES[name]) for name in able}
+        return {name: partial(run, CASES[name]) for name in names}
 
     def sampling(self, meter: Meter) -> dict[str, Any]:
-        """Measure each case uncompiled and compiled, in the same rounds."""
-        tasks = {key: self._tasks(key == "compiled", self.count, self.names) for key in COMPILATION}
-        merged = {
-            f"{word} {name}": tasks[key][name]
-            for name in self.names
-            for key, word in COMPILATION.items()
-            if name in tasks[key]
-        }
-        measured = meter(merged, "sampling")
-        tables: dict[str, Any] = {}
-        for key, word in COMPILATION.items():
-            rows = {name: measured[f"{word} {name}"] for name in self.names if f"{word} {name}" in measured}
-            if PLAIN not in rows:
-                continue
-            unit = rows[PLAIN]["ratio"]
-            tables[key] = {
-                name: {k: v / unit if k in ("ratio", "lowest", "highest") else v for k, v in row.items()}
-                for name, row in rows.items()
-            }
-        return tables
+        """Measure each case, in the same rounds."""
+        return {"cases": meter(self._tasks(self.count, self.names), "sampling")}
 
     def sweep(self, meter: Meter) -> dict[str, Any]:
         """Measure the cases in `SWEPT` with other numbers of samples."""
-        tables = {}
-        for count in self.others:
-            for key, word in COMPILATION.items():
-                title = f"{count} samples, {word}"
-                tables[title] = meter(self._tasks(key == "compiled", count, SWEPT), title)
-        return {"sweep": {title: rows for title, rows in tables.items() if rows}}
+        titles = {f"{count} samples": count for count in self.others}
+        return {"sweep": {title: meter(self._tasks(count, SWEPT), title) for title, count in titles.items()}}
 
     def training(self, meter: Meter) -> dict[str, Any]:
         """Measure the time per training step of each method, without the first steps, which include compilation."""
@@ -212,7 +174,7 @@ class Bench:
             reset_peak(self.model.device)
             try:
                 self._train(part, loss, lambda *_: ends.append(time.perf_counter()), meter.rounds + 1)  # noqa: B023
-            except UsageError as error:  # CUDA graph capture failed
+            except UsageError as error:  # the steps cannot be captured as a CUDA graph
                 meter.left_out.append(f"training: {name} ({error})")
                 continue
             times[name] = [(b - a) / STEPS for a, b in pairwise(ends)]
@@ -231,21 +193,13 @@ class Bench:
     ) -> None:
         """Train a copy of the model, calling `progress` after every `STEPS` steps."""
         data, cond = self._start(self.count)
-        compiled = self.model.device.type == "cuda"  # the default of train
         copy = deepcopy(self.model)
         module = part(copy)
         copy.requires_grad_(False)
         module.requires_grad_(True)
-        if reserve := getattr(copy.network, "reserve", None):
-            reserve(**cond)
-        # With as many strata as samples, each step uses every sample once, so the reserved rows suffice.
-        precision = "bf16" if compiled else "full"
-        plan = TrainingConfig(STEPS * times, self.count, 1e-5, stratified=True, compiled=compiled, precision=precision)
-        # A compiled loss cannot add hooks. Reset, so that the compiled code of plain training, which has no hooks, is
-        # not reused for the network with hooks.
-        torch.compiler.reset()
-        with nullcontext() if module is copy.network else copy.noise.keep_hooks():
-            train(module, loss(copy), data, plan, cond=cond, progress=progress, every=STEPS)
+        # With as many strata as samples, each step uses every sample once.
+        plan = TrainingConfig(STEPS * times, self.count, 1e-5, stratified=True)
+        train(module, loss(copy), data, plan, cond=cond, progress=progress, every=STEPS)
 
 
 def measure(
@@ -257,11 +211,10 @@ def measure(
     rounds: int = 5,
     minutes: float = 10.0,
     only: str = "",
-    backend: str = "inductor",
     tf32: bool = False,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Measure all costs of a domain; `cases` and `compiled` in the result are the sampling tables.
+    """Measure all costs of a domain; `cases` in the result is the table of sampling.
 
     Arguments:
         count: The number of samples; 0 for the device's default (`SIZES`).
@@ -270,7 +223,6 @@ def measure(
         minutes: The time limit; cases that have not started by then are listed as skipped.
         only: Words separated by commas. Measure only plain sampling and cases whose names contain one of the words;
             `sampling`, `training` and `sweep` select whole parts.
-        backend: The backend of torch.compile.
         tf32: Use TensorFloat-32 matrix products on a GPU, also for plain sampling.
         say: Called with progress messages.
     """
@@ -280,15 +232,7 @@ def measure(
     parts = [word for word in words if word in PARTS] or (["sampling"] if words else list(PARTS))
     picked = [word for word in words if word not in PARTS]
     names = [n for n in CASES if n == PLAIN or not picked or any(word in n for word in picked)]
-    compiling: list[str] = []  # messages about compilation, a one-time cost
-
-    def report(text: str) -> None:
-        if text.startswith("compiled "):
-            compiling.append(text)
-        say(text)
-
-    fast = [Compiled(model, backend, report, half, cuda_graph=True) for half in (False, True)]
-    bench = Bench(domain, model, fast, count or usual, others, steps, names)
+    bench = Bench(domain, model, count or usual, others, steps, names)
     begin = time.perf_counter()
     left_out: list[str] = []
     costs: dict[str, Any] = {"rounds": rounds}
@@ -308,4 +252,4 @@ def measure(
         few=bench.few.times,
         tf32=tf32,
     )
-    return {"provenance": about, **costs, "compiling": compiling, "left_out": left_out}
+    return {"provenance": about, **costs, "left_out": left_out}

@@ -10,7 +10,7 @@ import torch
 
 from experiments.common.store import from_results
 from experiments.common.tables import ratio_text
-from experiments.cost.costs import CASES, COMPILATION
+from experiments.cost.costs import CASES
 from fmwc.files import write_json, write_text
 from fmwc.readers import anything, mapping, read_json
 from fmwc.report.table import MISSING, Table
@@ -19,16 +19,13 @@ from fmwc.sampling.confidence import foreseen
 
 MACHINES = {"cpu": "two cores", "h200": "H200"}  # names of machines, by folder
 WORDS = {"checkerboard": "Checkerboard", "mnist": "digits", "crystals": "crystals"}
-SHOWN = {  # compiled cases
-    "linearised, every step": "linearised in bf16, every step",
-    "— with one probe": "linearised (1 probe) in bf16, every step",
-    "— in full precision": "linearised, every step",
-    "— every 5th step, in full precision": "linearised, every 5th step",
-    "diagonal Taylor-1, every step": "diagonal Taylor-1 in bf16, every step",
-    "— in full precision ": "diagonal Taylor-1, every step",
-    "diagonal Gauss–Hermite, every step": "diagonal Gauss–Hermite in bf16, every step",
-    "ensemble of 5": "ensemble of 5",
-}
+SHOWN = (
+    "linearised, every step",
+    "linearised, every 5th step",
+    "diagonal Taylor-1, every step",
+    "diagonal Gauss–Hermite, every step",
+    "ensemble of 5",
+)
 MEASURED = ("seconds", "÷ plain", "peak MiB")
 
 
@@ -42,32 +39,24 @@ def _cells(row: Mapping[str, Any] | None) -> tuple[str, ...]:
 def write_costs(out: Path, name: str, costs: dict[str, Any]) -> list[Path]:
     """Write the result of :func:`measure` as JSON and as Markdown."""
     about = costs["provenance"]
-    keys = [key for key in COMPILATION if key in costs]
-    measured = [row["rounds"] for key in keys for row in costs[key].values()]
-    rounds = min(measured, default=costs["rounds"])  # fewer than requested if the time limit was reached
+    cases = costs.get("cases", {})
+    rounds = min((row["rounds"] for row in cases.values()), default=costs["rounds"])  # fewer at the time limit
     few = len(foreseen(Schedule.at(about["few"]), Uniform(about["steps"]), torch.zeros(1)) or ())
     parts = [
         f"# Cost of confidence: {name}",
         f"{about['samples']:,} samples in one batch, {about['steps']} steps; medians of {rounds} rounds "
         f"(lowest–highest), interleaved in one process, except that trainings run one after another. Ratios are "
-        "relative to plain in the same column. Peak memory includes code compiled by earlier cases. "
+        "relative to plain. "
         f"{about['device']}, torch {about['torch']}{', TF32' if about.get('tf32') else ''}, commit {about['commit']}, "
         f"{about['seconds']:.0f} s. Few readings: {few}, by {about['reading']}.",
     ]
-    if keys:
-        columns = [f"{COMPILATION[key]} {what}" for key in keys for what in MEASURED]
-        lines = [
-            (case, *(cell for key in keys for cell in _cells(costs[key].get(case))))
-            for case in CASES
-            if any(case in costs[key] for key in keys)
-        ]
-        parts.append(Table.from_rows(("sampling", *columns), lines).markdown())
+    if cases:
+        lines = [(case, *_cells(cases[case])) for case in CASES if case in cases]
+        parts.append(Table.from_rows(("sampling", *MEASURED), lines).markdown())
     others = {"training": costs["training"]} if costs.get("training") else {}
     for title, rows in {**others, **costs.get("sweep", {})}.items():
         lines = [(case, *_cells(row)) for case, row in rows.items()]
         parts.append(Table.from_rows((title, *MEASURED), lines).markdown())
-    if costs["compiling"]:
-        parts.append(f"One-time compilation: {'; '.join(costs['compiling'])}.")
     if costs["left_out"]:
         parts.append(
             f"Skipped because of the time limit, unless another reason is given: {'; '.join(costs['left_out'])}."
@@ -84,32 +73,27 @@ def _read(bench: Path) -> dict[tuple[str, str], Any]:
     return {key: read_json(path, mapping(anything)) for key, path in paths.items() if path.is_file()}
 
 
-def _ratio(costs: Mapping[str, Any], key: str, case: str) -> str:
-    row = costs.get(key, {}).get(case)
+def _ratio(costs: Mapping[str, Any], case: str) -> str:
+    row = costs.get("cases", {}).get(case)
     return "" if row is None else ratio_text(row)
 
 
 @from_results
 def default_table(bench: Path) -> Table:
-    """Return the cost of the default relative to plain sampling, with and without compilation."""
+    """Return the cost of a few readings relative to plain sampling."""
     costs, lines = _read(bench), []
-    cases = {"cases": "linearised, few readings", "compiled": "linearised in bf16, few readings"}
     for name, word in WORDS.items():
         few = next((len(found["provenance"]["few"]) for (_, n), found in costs.items() if n == name), None)
         if few is not None:
-            ratios = [_ratio(costs.get((m, name), {}), key, case) for m in MACHINES for key, case in cases.items()]
+            ratios = [_ratio(costs.get((m, name), {}), "linearised, few readings") for m in MACHINES]
             lines.append((f"{word}: {few} readings", *ratios))
-    columns = [f"{machine}, {COMPILATION[key]}" for machine in MACHINES.values() for key in cases]
-    return Table.from_rows(("the default ÷ plain sampling", *columns), lines)
+    return Table.from_rows(("a few readings ÷ plain sampling", *MACHINES.values()), lines)
 
 
 @from_results
 def other_table(bench: Path) -> Table:
-    """Return the cost of more readings and of other estimators, compiled, relative to compiled plain sampling."""
+    """Return the cost of more readings and of other estimators relative to plain sampling."""
     costs = _read(bench)
     columns = {f"{WORDS[name]}, {MACHINES[m]}": (m, name) for m, name in sorted(costs, key=lambda key: key[0])}
-    lines = [
-        (label.strip(), *(_ratio(costs[key], "compiled", case) for key in columns.values()))
-        for label, case in SHOWN.items()
-    ]
-    return Table.from_rows(("÷ plain, both compiled", *columns), lines)
+    lines = [(case, *(_ratio(costs[key], case) for key in columns.values())) for case in SHOWN]
+    return Table.from_rows(("÷ plain sampling", *columns), lines)

@@ -235,7 +235,7 @@ def checked(field: Any, x: Any, t: Any) -> tuple[Any, Tensor]:
     """Check states and times, and move them to the device and precision of the field's network.
 
     Arguments:
-        field: A field, compiled or not.
+        field: A field.
         x: States: tensors, arrays or lists.
         t: A number, or one time per sample.
     """

@@ -25,7 +25,6 @@ __all__ = [
     "Scope",
     "Scopes",
     "Shared",
-    "as_compiled",
     "compiling",
     "eagerly",
     "evaluating",
@@ -261,30 +260,9 @@ def one_thread(work: float = 0.0) -> Scope:
     return _THREADS.holding(["threads"]) if work < SMALL else Scope()
 
 
-_COMPILING: ContextVar[Any] = ContextVar("compiling", default=None)
-_FLAG: Shared[str] = Shared(
-    lambda _: torch.compiler._is_compiling_flag,
-    lambda _: setattr(torch.compiler, "_is_compiling_flag", True),
-    lambda _, before: setattr(torch.compiler, "_is_compiling_flag", before),
-)
-
-
-def as_compiled() -> Scope:
-    """Return a scope in which :func:`compiling` is true in this thread and task.
-
-    `torch.compiler.is_compiling()` is then true in all threads, so that networks of other libraries skip value checks.
-    """
-    return Scopes(Bound(_COMPILING, object()), _FLAG.holding(["compiling"]))
-
-
 def compiling() -> bool:
-    """Return whether this thread is compiling a network with torch or :class:`fmwc.compiled.Compiled`.
-
-    The network must then not read values and must use its static capacity.
-    """
-    if torch.compiler.is_dynamo_compiling():  # dynamo cannot trace a context variable
-        return True
-    return _COMPILING.get() is not None or (torch.compiler.is_compiling() and not _FLAG.entries)
+    """Return whether torch is compiling a network, which must then not read values and use its static capacity."""
+    return torch.compiler.is_dynamo_compiling() or torch.compiler.is_compiling()
 
 
 def eagerly(function: Callable[..., Any]) -> Callable[..., Any]:

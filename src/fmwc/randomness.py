@@ -20,8 +20,6 @@ __all__ = [
     "BLOCK",
     "Blocks",
     "Randomness",
-    "RecordingRandomness",
-    "ReplayedRandomness",
     "Share",
     "Stream",
     "as_randomness",
@@ -172,39 +170,6 @@ class Blocks:
             first = block * size
             pieces.append(full[max(self.start - first, 0) : min(stop - first, size)])
         return torch.cat(pieces).reshape(like.shape)
-
-
-class RecordingRandomness:
-    """Randomness that records the requests to another source and the numbers it returns."""
-
-    def __init__(self, source: Randomness) -> None:
-        self.source = source
-        self.requests: list[tuple[str, Tensor]] = []
-        self.drawn: list[Tensor] = []
-
-    def normal(self, like: Tensor) -> Tensor:
-        return self._record("normal", like)
-
-    def uniform(self, like: Tensor) -> Tensor:
-        return self._record("uniform", like)
-
-    def _record(self, method: str, like: Tensor) -> Tensor:
-        self.requests.append((method, like.detach().new_empty(()).expand(like.shape)))  # the shape, without memory
-        self.drawn.append(getattr(self.source, method)(like))
-        return self.drawn[-1]
-
-
-class ReplayedRandomness:
-    """Randomness that replays recorded draws in order."""
-
-    def __init__(self, drawn: list[Tensor]) -> None:
-        self.rest = iter(drawn)
-
-    def normal(self, like: Tensor) -> Tensor:
-        return next(self.rest)
-
-    def uniform(self, like: Tensor) -> Tensor:
-        return next(self.rest)
 
 
 def signs(randomness: Randomness, like: Tensor) -> Tensor:

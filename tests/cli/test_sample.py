@@ -119,18 +119,6 @@ FEW = {  # options, and whether the schedule of the checkpoint is used
 }
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised when torch imports its compiler
-def test_compiled_samples_are_equal_up_to_rounding(run, tmp_path):
-    for name, words in (("plain", ("--adaptive",)), ("fast", ("--adaptive", "--compiled"))):
-        folder = tmp_path / name
-        code, _, err = run("sample", "checkerboard", "-n", 20, "--device", "cpu", "--out", folder, *words)
-        assert code == 0, err
-        assert ("compiled the velocity in" in err) == (name == "fast")
-    plain, fast = (Trajectory.load(tmp_path / name) for name in ("plain", "fast"))
-    torch.testing.assert_close(fast.x, plain.x, rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(fast.confidence, plain.confidence, rtol=0, atol=0.01)
-
-
 @pytest.mark.parametrize("case", FEW)
 def test_the_schedule_is_used_only_for_the_run_it_was_fitted_for(case, run, by_variance, tmp_path):
     words, expected = FEW[case]

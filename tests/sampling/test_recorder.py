@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 import fmwc
-from fmwc.compiled import Compiled
 from fmwc.errors import UsageError
 from fmwc.estimators import Linearised
 from fmwc.networks import MLP
@@ -243,10 +242,3 @@ def test_networks_in_training_mode_are_reread_in_evaluation_mode():
     run = sample(field, 4, steps=3, config=SamplingConfig(keep_states=True))
     torch.testing.assert_close(reread(field, run, reader("linearised")).var, run.var)
     assert net.training
-
-
-def test_a_compiled_field_is_reread(monkeypatch):
-    field, _ = fields()
-    run = sample(field, 4, steps=3, config=SamplingConfig(keep_states=True))
-    fast = Compiled(field, "eager", lambda text: None)
-    torch.testing.assert_close(reread(fast, run, reader("linearised")).var, run.var)

@@ -17,7 +17,6 @@ from fmwc.checkpoint import identity
 from fmwc.checks import choose_check
 from fmwc.checks.evidence import discrete_conditions
 from fmwc.cli.verbs import Sample
-from fmwc.compiled import Compiled
 from fmwc.domains import Domain, ShippedDomain
 from fmwc.errors import CheckpointError, UsageError, pick
 from fmwc.estimators import ESTIMATORS, as_estimator
@@ -378,7 +377,7 @@ class Plan:
         with suppress(CheckpointError):  # the name of an energy model
             judge = judge and identity(judge)
         recorded = {n: v for n, v in self.record.made().items() if n not in ("checkpoint", "read_at", "pilot")}
-        names = ("adaptive", "count", "seed", "score", "keep", "format", "network", "compiled")
+        names = ("adaptive", "count", "seed", "score", "keep", "format", "network")
         return {
             **recorded,
             **{name: getattr(options, name) for name in names},
@@ -400,10 +399,7 @@ def _controls(options: Sample) -> dict[str, str]:
 def _open(options: Sample) -> tuple[Domain, Any]:
     """Load the checkpoint."""
     device = pick_device(options.device)
-    domain, field = open_checkpoint(options.checkpoint, device, options.judge, options.network)
-    if options.compiled:
-        return domain, Compiled(field, say=say_on_stderr, cuda_graph=not options.network)
-    return domain, field
+    return open_checkpoint(options.checkpoint, device, options.judge, options.network)
 
 
 def _require_possible(options: Sample, domain: Domain, field: Any) -> None:

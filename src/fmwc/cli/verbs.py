@@ -407,12 +407,6 @@ class Sample:
         int,
         Option(min=0, max=10**7, help="Instead of --best-of: network evaluations per sample to spend on candidates."),
     ] = 0
-    compiled: Annotated[
-        bool,
-        Option(
-            "--compiled", help="Compile the network first. This takes one to two minutes and pays off for many samples."
-        ),
-    ] = False
     format: Annotated[
         str,
         Option(

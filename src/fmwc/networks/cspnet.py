@@ -185,7 +185,7 @@ class CSPNet(nn.Module):
         }  # fmt: skip
         self.width, self.frequencies, self.given = width, frequencies, given
         # The numbers of rows for atoms and pairs by batch size, for graph capture, where shapes must not depend on
-        # values. The caller must ensure that its batches fit (reserve).
+        # values. The caller must ensure that its batches fit.
         self.static_capacity: dict[int, tuple[int, int]] = {}
         plain = 6 * frequencies + 3
         self.padding = -plain % ALIGN
@@ -264,22 +264,6 @@ class CSPNet(nn.Module):
         """Return the crystal index of each atom and of each pair of atoms, in the order of the layers' rows."""
         at = self._layout(atoms)
         return [at.crystal, at.pair]
-
-    def reserve(self, *, atoms: Tensor, **restrictions: Tensor) -> tuple[int, int]:
-        """Reserve rows for crystals of these sizes, rounded up so that most batches of the same size fit.
-
-        Call this before every batch that runs compiled or captured: rows beyond the capacity would be lost.
-        """
-        need = int(atoms.sum()), int((atoms * (atoms - 1)).sum())
-        capacity = self.static_capacity.get(len(atoms))
-        if capacity is None or capacity[0] < need[0] or capacity[1] < need[1]:
-            rows, pairs = map(_rounded_up, need)
-            while rows == len(atoms):
-                rows += ALIGN
-            while pairs in (len(atoms), rows):  # kinds of rows are recognised by their number
-                pairs += ALIGN
-            capacity = self.static_capacity[len(atoms)] = rows, pairs
-        return capacity
 
     def _layout(self, atoms: Tensor) -> Layout:
         capacity = self.static_capacity.get(len(atoms))

@@ -112,7 +112,7 @@ def sample(
     """Draw samples with their confidence. Computing the confidence does not change the samples.
 
     Arguments:
-        field: A field, compiled or not; with `confidence=None`, any velocity network or function.
+        field: A field; with `confidence=None`, any velocity network or function.
         count: The number of samples; not needed with `x0`.
         steps: The number of equal steps, 50 by default.
         seed: The seed of the noise. Samples do not depend on the batch size, up to rounding.
@@ -511,8 +511,6 @@ class Sampler:
         estimator = self.estimator
         if estimator is None:
             return None
-        if hasattr(self.field, "reader"):  # a compiled field reads the variance itself
-            estimator = self.field.reader(estimator)
         with_velocity = plain and getattr(estimator, "plain_mean", False)
 
         def read(x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> tuple[Any, Any]:
