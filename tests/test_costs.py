@@ -20,7 +20,7 @@ def test_the_command_measures_every_case_or_lists_it(minutes, tmp_path, monkeypa
     found = json.loads((tmp_path / "checkerboard.json").read_text())
     assert all(name in (tmp_path / "checkerboard.md").read_text() for name in (*CASES, *TRAINING))
     if not minutes:
-        assert "cases" not in found
+        assert not found["cases"]
         return
     assert not found["left_out"]
     assert list(found["cases"]) == list(CASES)

@@ -14,13 +14,11 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-import torch
-
 from experiments.cost.meter import Meter, peak, reset_peak, spread
 from fmwc.baselines import stochastic_ends
 from fmwc.domains import Domain
 from fmwc.errors import UsageError, nearest
-from fmwc.estimators import Diagonal, Linearised, MonteCarlo, Tangent
+from fmwc.estimators import Diagonal, MonteCarlo, Tangent
 from fmwc.field import Field
 from fmwc.flow import elbo_loss, flow_matching_loss
 from fmwc.modes import tensor_float

@@ -13,9 +13,8 @@ def compare(found, wanted):
     for name, value in wanted.items():
         rtol = RTOL.get(name.rpartition(" ")[0], 1e-5)
         scale = value[torch.isfinite(value)].double().abs().mean()  # rounding is relative to the size of the channel
-        torch.testing.assert_close(
-            found[name], value, rtol=rtol, atol=float(rtol * scale), equal_nan=True, msg=lambda text: f"{name}: {text}"
-        )
+        atol = float(rtol * scale)
+        torch.testing.assert_close(found[name], value, rtol=rtol, atol=atol, equal_nan=True, msg=f"{name} differs")
 
 
 @pytest.mark.parametrize("name", FLOWS)

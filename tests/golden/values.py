@@ -63,7 +63,7 @@ def first(value, count):
     return {k: v[:count] for k, v in value.items()} if isinstance(value, dict) else value[:count]
 
 
-# ---- the library ------------------------------------------------------------------------------------------------------
+# ---- the library -----------------------------------------------------------------------------------------------------
 
 
 class Levels(Pass):
@@ -137,7 +137,7 @@ def structures():
     ]
 
 
-# ---- recording --------------------------------------------------------------------------------------------------------
+# ---- recording -------------------------------------------------------------------------------------------------------
 
 
 def inputs(name: str) -> dict[str, Tensor]:
@@ -161,9 +161,7 @@ def inputs(name: str) -> dict[str, Tensor]:
     start = first(x0, runs)
     stored |= named("start", start)
     config = SamplingConfig(keep_states=True)
-    run = fmwc.sample(
-        field, x0=start, steps=STEPS, cond=first(cond, runs), confidence=None, check=False, config=config
-    )
+    run = fmwc.sample(field, x0=start, steps=STEPS, cond=first(cond, runs), confidence=None, check=False, config=config)
     there = run.states[EDITED_AT]
     moved = {k: v.clone() for k, v in there.items()} if isinstance(there, dict) else there.clone()
     part = moved["lattice"] if isinstance(moved, dict) else moved

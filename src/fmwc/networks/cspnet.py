@@ -46,16 +46,6 @@ def _places(mask: Tensor, size: int) -> Tensor:  # (M,) -> (size,)
     return indices.scatter(0, target, torch.arange(len(mask), device=mask.device))[:size]
 
 
-def _rounded_up(rows: int) -> int:
-    """Round up to a multiple of `ALIGN`, or of about a sixteenth of `rows` if that is larger.
-
-    >>> _rounded_up(3), _rounded_up(1000), _rounded_up(1025)
-    (8, 1024, 1088)
-    """
-    grain = max(ALIGN, 1 << max(0, rows.bit_length() - 5))
-    return max(grain, -(-rows // grain) * grain)
-
-
 def layout_of(atoms: Tensor, width: int, capacity: tuple[int, int] | None = None) -> Layout:  # (B,)
     """Return the layout of crystals with these numbers of atoms.
 
