@@ -11,10 +11,11 @@ import io
 import json
 import math
 import os
+import pickletools
 import re
 import stat
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -34,13 +35,16 @@ __all__ = [
     "choice",
     "mapping",
     "number",
+    "open_parquet",
     "open_regular",
     "optional",
+    "parquet_table",
     "parse_json",
     "read_arrays",
     "read_bytes",
     "read_csv",
     "read_json",
+    "read_parquet",
     "read_pt",
     "read_safetensors",
     "read_text",
@@ -58,6 +62,7 @@ FREE = 64 * MEBIBYTE  # an archive may unpack to this many bytes, plus
 RATIO = 100  # this many times its size; images and crystals are compressed 5 to 40 times, archive bombs 1,000 times
 COLUMNS = 1000  # of a table
 CELLS = 20_000_000
+FREE_CELLS = 1_000_000  # a Parquet file may have this many cells, plus RATIO times its bytes
 NAMES = 100_000  # tensors per file
 DIMENSIONS = 16
 
@@ -121,6 +126,79 @@ def read_csv(path: str | Path, limit: int = TEXT_LIMIT, error: type[FmwcError] =
             yield row
     except csv.Error as problem:
         raise error(f"{shown(path)} is truncated or not a CSV file ({problem}); copy it again") from problem
+
+
+def open_parquet(file: BinaryIO, what: str, error: type[FmwcError] = DataError) -> Any:
+    """Return a `pyarrow.parquet.ParquetFile` after checking the sizes that it declares (requires `pyarrow`).
+
+    Columns of text are read as indices into their distinct values, because a small file may repeat a long text in each
+    of many rows; :func:`parquet_table` decodes them.
+    """
+    from pyarrow import types
+    from pyarrow.parquet import ParquetFile
+
+    parquet = ParquetFile(file, page_checksum_verification=True)
+    described, schema = parquet.metadata, parquet.schema_arrow
+    groups = [described.row_group(i) for i in range(described.num_row_groups)]
+    columns = [group.column(i) for group in groups for i in range(group.num_columns)]
+    cells = max(described.num_rows * described.num_columns, sum(column.num_values for column in columns))
+    size = os.fstat(file.fileno()).st_size
+    if (total := sum(column.total_uncompressed_size for column in columns)) > unpacked(size, TENSOR_LIMIT):
+        raise error(f"{what} unpacks to {total:,} bytes, which is too many for a file of {size:,} bytes")
+    if cells > FREE_CELLS + RATIO * size:
+        raise error(f"{what} has {cells:,} cells, which is too many for a file of {size:,} bytes")
+    if odd := [one.name for one in schema if types.is_nested(one.type) and not _of_numbers(one.type)]:
+        raise error(
+            f"{what} has the column '{shown(odd[0])[:60]}' of {schema.field(odd[0]).type}; write numbers or text"
+        )
+    texts = [one.name for one in schema if _is_text(one.type)]
+    return ParquetFile(file, metadata=described, read_dictionary=texts, page_checksum_verification=True)
+
+
+def parquet_table(
+    parquet: Any, what: str, error: type[FmwcError] = DataError, columns: Sequence[str] | None = None
+) -> Any:
+    """Return the `pyarrow.Table` of a file of :func:`open_parquet`, or some columns, unless its text is too long."""
+    import pyarrow as pa
+    from pyarrow import compute, types
+
+    table = parquet.read(None if columns is None else [*columns])
+    longest = 0
+    for place, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
+        if not types.is_dictionary(column.type) or not _is_text(column.type.value_type):
+            continue
+        for piece in column.chunks:
+            longest += compute.sum(compute.binary_length(piece.dictionary).take(piece.indices)).as_py() or 0
+        if longest > TEXT_LIMIT:
+            raise error(f"{what} holds more than {TEXT_LIMIT:,} bytes of text in '{shown(name)[:60]}'")
+        table = table.set_column(place, pa.field(name, column.type.value_type), column.cast(column.type.value_type))
+    return table
+
+
+def read_parquet(path: str | Path, error: type[FmwcError] = DataError) -> Any:
+    """Return the `pyarrow.Table` of a Parquet file (requires `pyarrow`)."""
+    from pyarrow import ArrowException
+
+    try:
+        with open_regular(path, TEXT_LIMIT, error) as file:
+            return parquet_table(open_parquet(file, shown(path), error), shown(path), error)
+    except (ArrowException, OSError) as problem:
+        raise error(f"{shown(path)} is not a Parquet file ({_reason(problem)[:100]})") from problem
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(
+        types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
+    )
+
+
+def _of_numbers(kind: Any) -> bool:
+    from pyarrow import types
+
+    lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return bool(types.is_dictionary(kind) or (lists and types.is_primitive(kind.value_type)))
 
 
 def shown(path: str | Path) -> str:
@@ -350,34 +428,75 @@ def _npy(file: Any, size: int) -> np.ndarray:
 
 
 def read_pt(path: str | Path, limit: int = TENSOR_LIMIT, error: type[FmwcError] = DataError) -> Any:
-    """Return the content of a file of torch.save, which may hold only tensors in dicts and lists."""
+    """Return the content of a file of torch.save, which may hold only tensors and numbers in dicts and lists.
+
+    What the file would build is checked before anything is built.
+    """
     import torch
-    from torch.utils._pytree import tree_leaves
 
     try:
         with open_regular(path, limit, error) as file:
-            if zipfile.is_zipfile(file):
-                with zipfile.ZipFile(file) as archive:
-                    size = sum(m.file_size for m in archive.infolist())
-                    if size > limit or size > 2 * os.fstat(file.fileno()).st_size + MEBIBYTE:  # torch does not compress
-                        raise ValueError(f"it unpacks to {size:,} bytes")
+            with zipfile.ZipFile(file) as archive:  # torch.save writes no other format since version 1.6
+                members = archive.infolist()
+                size = sum(m.file_size for m in members)
+                if size > limit or size > 2 * os.fstat(file.fileno()).st_size + MEBIBYTE:  # torch does not compress
+                    raise ValueError(f"it unpacks to {size:,} bytes")
+                (stream,) = (m for m in members if m.filename.split("/")[-1] == "data.pkl")
+                _require_tensors(archive.read(stream))
             file.seek(0)
             found = torch.load(file, map_location="cpu", weights_only=True)
     except FmwcError:
         raise
     except Exception as problem:  # torch's message suggests unsafe loading
+        reason = str(problem) if type(problem) is ValueError else type(problem).__name__
         raise error(
-            f"{shown(path)} holds something other than tensors, or is truncated ({type(problem).__name__})"
+            f"{shown(path)} holds something other than tensors, or is truncated ({shown(reason)[:200]}); save the "
+            "tensors alone, as .safetensors"
         ) from problem
-    for leaf in tree_leaves(found):
-        if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided:
-            if leaf.numel() * leaf.element_size() > leaf.untyped_storage().nbytes():
-                raise error(
-                    f"{shown(path)} holds a tensor of shape {tuple(leaf.shape)} with overlapping memory; save x.clone()"
-                )
-        elif isinstance(leaf, torch.Tensor):
-            raise error(f"{shown(path)} holds a tensor of layout {leaf.layout}; save it dense")
+    for leaf in _leaves(found):
+        if isinstance(leaf, torch.Tensor) and leaf.numel() * leaf.element_size() > leaf.untyped_storage().nbytes():
+            raise error(
+                f"{shown(path)} holds a tensor of shape {tuple(leaf.shape)} with overlapping memory; save x.clone()"
+            )
     return found
+
+
+# Other functions that torch allows, such as bytearray and torch.Tensor, allocate as much as their arguments say.
+_BUILDS = re.compile(
+    r"collections OrderedDict|torch\._utils _rebuild_(tensor_v2|parameter)|torch device"
+    r"|torch (?!Untyped|Typed)[A-Za-z0-9]+Storage|torch (bool|(uint|int|float|bfloat|complex)\d+)"
+)
+
+
+def _require_tensors(stream: bytes) -> None:
+    """Raise unless a pickle calls only functions that build tensors from the file, and repeats no tuple.
+
+    Tuples of repeated tuples, used as a key, take exponential time to hash.
+    """
+    tuples: set[Any] = set()
+    before = ""
+    for op, value, _ in pickletools.genops(stream):
+        if op.name == "GLOBAL" and not _BUILDS.fullmatch(value):
+            raise ValueError(f"it calls {value.replace(' ', '.')}")
+        if op.name in ("BINPUT", "LONG_BINPUT") and before.startswith("TUPLE"):
+            tuples.add(value)
+        if op.name == "DUP" or (op.name in ("BINGET", "LONG_BINGET") and value in tuples):
+            raise ValueError("it repeats a tuple")
+        before = op.name
+
+
+def _leaves(tree: Any) -> Iterator[Any]:
+    """Yield what dicts, lists and tuples hold, each container once: few bytes can repeat one very often."""
+    seen: set[int] = set()
+    waiting = [tree]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, Mapping | list | tuple):
+            if id(one) not in seen:
+                seen.add(id(one))
+                waiting += one.values() if isinstance(one, Mapping) else one
+        else:
+            yield one
 
 
 def _reason(problem: Exception) -> str:

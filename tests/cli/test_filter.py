@@ -753,17 +753,6 @@ def test_folders_and_tables_without_labels_are_one_line(run, points, tmp_path):
         assert expected in one_line(err)
 
 
-def test_parquet_that_unpacks_to_too_many_cells_is_refused(run, points, tmp_path, monkeypatch):
-    """Before its cells are unpacked: a column of equal values takes no space."""
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pyarrow.table({"bad": pyarrow.nulls(21_000_000)}), tmp_path / "bomb.parquet")
-    monkeypatch.setattr(parquet, "read_table", None)
-    words = ("--labels", tmp_path / "bomb.parquet", "--out", tmp_path / "out")
-    code, _, err = run("filter", points, "--keep", 0.5, *words)
-    assert code == 2
-    assert "has more than 20,000,000 cells" in one_line(err)
-
-
 def test_labels_of_other_crystals_are_refused(run, crystals, tmp_path):
     """Samples of two runs have the same names, but seldom the same formulas."""
     pytest.importorskip("ase")

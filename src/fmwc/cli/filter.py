@@ -31,6 +31,7 @@ from fmwc.readers import (
     mapping,
     parse_json,
     read_bytes,
+    read_parquet,
     read_text,
     record,
     shown,
@@ -323,8 +324,7 @@ def _inside(path: Path, folder: Path) -> Path:
 def _parquet(path: Path, columns: list[str], kept: list[int], places: list[int]) -> bytes:
     arrow, parquet = need("pyarrow"), need("pyarrow.parquet")
     try:
-        table = parquet.read_table(io.BytesIO(read_bytes(path)))
-        table = table.select(columns).take(kept).append_column(PLACE, arrow.array(places))
+        table = read_parquet(path).select(columns).take(kept).append_column(PLACE, arrow.array(places))
     except (arrow.ArrowException, KeyError, IndexError) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise DataError(f"{path} is not the table of the samples beside it ({reason[:100]})") from error

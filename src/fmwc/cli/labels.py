@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import operator
 import os
 import re
@@ -16,7 +15,7 @@ import numpy as np
 from fmwc.cli.verbs import Filter, Learn
 from fmwc.crystals.structures import need
 from fmwc.errors import DataError, ShapeError, UsageError
-from fmwc.readers import CELLS, read_bytes, read_csv, shown
+from fmwc.readers import read_csv, read_parquet, shown
 
 __all__ = ["NAME", "Labels", "Table", "labels_given", "read_labels", "read_table"]
 
@@ -79,16 +78,8 @@ def _rows(path: Path) -> list[list[str]]:
 
 
 def _parquet_rows(path: Path) -> list[list[str]]:
-    arrow, parquet = need("pyarrow"), need("pyarrow.parquet")
-    try:
-        content = io.BytesIO(read_bytes(path))
-        described = parquet.read_metadata(content)  # a small file may unpack to billions of equal cells
-        if described.num_rows * described.num_columns > CELLS:
-            raise DataError(f"{shown(path)} has more than {CELLS:,} cells")
-        table = parquet.read_table(content)
-    except (arrow.ArrowException, OSError) as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise DataError(f"{shown(path)} is not a Parquet file ({reason[:100]})") from error
+    need("pyarrow")
+    table = read_parquet(path)
     columns = [["" if value is None else str(value) for value in column.to_pylist()] for column in table.columns]
     return [table.column_names, *map(list, zip(*columns, strict=True))]
 

@@ -35,7 +35,9 @@ from fmwc.readers import (
     check,
     mapping,
     number,
+    open_parquet,
     open_regular,
+    parquet_table,
     parse_json,
     read_json,
     record,
@@ -233,7 +235,7 @@ def read_about(path: Path, *, whole: bool = False) -> dict[str, Any]:
 def read_rows(path: Path, most: int, columns: list[str] | None = None) -> pa.Table:
     """Return the rows of a block file, which must have at most `most`."""
     with _opened(path, most) as (parquet, _):
-        return parquet.read(columns).replace_schema_metadata()
+        return parquet_table(parquet, shown(path), columns=columns).replace_schema_metadata()
 
 
 @contextmanager
@@ -241,14 +243,10 @@ def _opened(path: Path, most: int = CELLS) -> Iterator[tuple[pq.ParquetFile, dic
     """Open a block file with at most `most` rows, after checking what it declares; yield it and its description."""
     try:
         with open_regular(path, LARGEST) as file:
-            parquet = pq.ParquetFile(file, page_checksum_verification=True)
+            parquet = open_parquet(file, shown(path))
             described = parquet.metadata
-            groups = [described.row_group(i) for i in range(described.num_row_groups)]
-            cells = sum(group.column(i).num_values for group in groups for i in range(group.num_columns))
-            if described.num_rows > most or cells > CELLS:
-                raise DataError(
-                    f"{shown(path)} has {described.num_rows:,} rows and {cells:,} values, which is too many"
-                )
+            if described.num_rows > most:
+                raise DataError(f"{shown(path)} has {described.num_rows:,} rows, which is too many")
             content = (described.metadata or {}).get(ABOUT, b"").decode(errors="replace")
             yield parquet, check(parse_json(content, "its description"), _ABOUT, shown(path))
     except (pa.ArrowException, OSError) as error:
