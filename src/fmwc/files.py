@@ -176,6 +176,8 @@ class Folder:
 
     def note(self, *paths: Path) -> None:
         """Add files to the manifest, before they are written."""
+        for path in paths:
+            self._require_inside(path)
         names = [_relative(path, self.path) for path in paths]
         fresh = [name for name in names if name is not None and name not in self.files]
         for name in fresh:
@@ -191,6 +193,14 @@ class Folder:
             file.write("".join(json.dumps({"file": name}) + "\n" for name in fresh))
             file.flush()
             os.fsync(file.fileno())
+
+    def _require_inside(self, path: Path) -> None:
+        """Raise if a file of this folder would be written elsewhere, through a link to a folder."""
+        if _relative(path, self.path) is not None and not _below(path.parent, self.path):
+            raise OutputError(
+                f"{shown(path.parent)} leads out of {shown(self.path)} through a link, and nothing was written there; "
+                "delete the link, or choose another --out"
+            )
 
     def discard(self, names: Iterable[str]) -> None:
         """Delete files that runs wrote in this folder, and the subfolders that become empty."""

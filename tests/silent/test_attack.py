@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import zipfile
@@ -18,6 +19,7 @@ from fmwc.cli.labels import read_labels
 from fmwc.cli.verbs import Filter
 from fmwc.data import arrays
 from fmwc.errors import DataError
+from fmwc.files import LOCK, MANIFEST, WORK
 
 MEBIBYTE = 1 << 20
 
@@ -127,3 +129,29 @@ def test_long_tables_of_labels_are_read(tmp_path):
     pq.write_table(pa.table({"name": names, "bad": [True, False] * 10_000}), tmp_path / "labels.parquet")
     options = Filter(tmp_path, tmp_path, labels=str(tmp_path / "labels.parquet"))
     assert read_labels(options, names, None).bad.tolist() == [1.0, 0.0] * 10_000
+
+
+# ---- links out of the output folder ----------------------------------------------------------------------------------
+
+
+def test_planted_links_do_not_lead_a_run_to_write_elsewhere(run, tmp_path):
+    out, elsewhere, secret = tmp_path / "out", tmp_path / "elsewhere", tmp_path / "secret"
+    out.mkdir()
+    elsewhere.mkdir()
+    secret.write_text("mine")
+    (out / WORK).symlink_to(elsewhere)
+    written = []  # while the run lasts; work files are deleted at its end
+    watch = os.replace
+    words = ("sample", "checkerboard", "--count", 5, "--steps", 2, "--device", "cpu", "--out", out, "--force")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "replace", lambda a, b: (written.append(Path(b).resolve()), watch(a, b)))
+        code, _, err = run(*words)
+    assert not any(elsewhere in path.parents for path in written)
+    assert code == 2
+    assert "link" in err
+    (out / WORK).unlink()
+    for name in (LOCK, MANIFEST, "samples.csv"):
+        (out / name).unlink(missing_ok=True)
+        (out / name).symlink_to(secret)
+        run(*words)
+        assert secret.read_text() == "mine"
