@@ -111,7 +111,7 @@ def _repeated(rows: int, text: str) -> pa.Table:
     [
         _repeated(20_000, "x" * 300_000),  # 6 GB from 51 kB
         pa.table({"bad": pa.nulls(19_000_000)}),  # more than a minute from 33 kB
-        pa.table({"bad": ["x" * 500_000_000]}),  # one cell of 500 MB from 16 kB
+        pa.table({"bad": ["x" * 200_000_000]}),  # one cell of 200 MB from 6 kB
     ],
     ids=["text", "cells", "cell"],
 )
@@ -155,3 +155,35 @@ def test_planted_links_do_not_lead_a_run_to_write_elsewhere(run, tmp_path):
         (out / name).symlink_to(secret)
         run(*words)
         assert secret.read_text() == "mine"
+
+
+# ---- damaged campaigns -----------------------------------------------------------------------------------------------
+
+
+def _without(table: pa.Table, column: str) -> pa.Table:
+    return table.drop_columns([column])
+
+
+def _as_text(table: pa.Table, column: str) -> pa.Table:
+    return table.set_column(table.column_names.index(column), column, pa.array(["a"] * len(table)))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda t: _without(t, "index"), lambda t: _as_text(t, "x"), lambda t: t.slice(0, 3)],
+    ids=["column", "type", "rows"],
+)
+def test_damaged_blocks_are_computed_again(run, tmp_path, damage):
+    out = tmp_path / "out"
+    words = ("screen", "checkerboard", "-n", 20, "--batch", 10, "--block", 10, "--keep", 10, "--device", "cpu")
+    assert run(*words, "--out", out)[0] == 0
+    expected = (out / "ranked.csv").read_bytes()
+    for name in ("ranked.csv", "results.parquet"):
+        (out / name).unlink()
+    block = out / "blocks" / "judge-00000.parquet"
+    rows = pq.read_table(block)
+    damaged = damage(rows).replace_schema_metadata(rows.schema.metadata)
+    pq.write_table(damaged, block, use_compliant_nested_type=False)
+    code, _, err = run(*words, "--out", out)
+    assert code == 0, err
+    assert (out / "ranked.csv").read_bytes() == expected

@@ -74,7 +74,15 @@ KILLED = "its worker was killed"
 
 _SPENT = record({"rows_in": whole(), "rows_out": whole(), "evaluations": whole(), "seconds": number(0)})
 _ABOUT = record(
-    {"identity": text(64), "start": whole(), "stop": whole(), "driver": text(64), "spent": mapping(_SPENT, 10)}
+    {
+        "identity": text(64),
+        "start": whole(),
+        "stop": whole(),
+        "driver": text(64),
+        "spent": mapping(_SPENT, 10),
+        "rows": whole(),
+        "columns": mapping(text(200), 1000),  # their types by name
+    }
 )
 _ATTEMPT = record(
     {"identity": text(64), "start": whole(), "stop": whole(), "driver": text(64), "reason": text(1000)},
@@ -219,9 +227,11 @@ def read_attempt(path: Path) -> dict[str, Any]:
 
 def write_rows(path: Path, rows: pa.Table, about: Mapping[str, Any]) -> None:
     """Write rows with a description and checksums, atomically."""
+    about = {**about, "rows": len(rows), "columns": _types(rows.schema)}
     rows = rows.replace_schema_metadata({ABOUT: json.dumps(about).encode()})
     with written(path) as file:
-        pq.write_table(rows, file, compression="zstd", write_page_checksum=True)
+        # Names inside lists stay as they are, so that the types that are read are those that were written.
+        pq.write_table(rows, file, compression="zstd", write_page_checksum=True, use_compliant_nested_type=False)
 
 
 def read_about(path: Path, *, whole: bool = False) -> dict[str, Any]:
@@ -248,10 +258,21 @@ def _opened(path: Path, most: int = CELLS) -> Iterator[tuple[pq.ParquetFile, dic
             if described.num_rows > most:
                 raise DataError(f"{shown(path)} has {described.num_rows:,} rows, which is too many")
             content = (described.metadata or {}).get(ABOUT, b"").decode(errors="replace")
-            yield parquet, check(parse_json(content, "its description"), _ABOUT, shown(path))
+            about = check(parse_json(content, "its description"), _ABOUT, shown(path))
+            if (about["rows"], about["columns"]) != (described.num_rows, _types(parquet.schema_arrow)):
+                raise DataError(
+                    f"{shown(path)} has other rows or columns than it had; delete it and repeat the command"
+                )
+            yield parquet, about
     except (pa.ArrowException, OSError) as error:
         reason = (str(error).splitlines() or [""])[0][:200]
         raise DataError(f"{shown(path)} is damaged ({reason}); delete it and repeat the command") from error
+
+
+def _types(schema: pa.Schema) -> dict[str, str]:
+    """Return the types of columns by name. Text may be read as indices into its distinct values."""
+    kinds = zip(schema.names, schema.types, strict=True)
+    return {name: str(kind.value_type if pa.types.is_dictionary(kind) else kind) for name, kind in kinds}
 
 
 # ---- one block -------------------------------------------------------------------------------------------------------
