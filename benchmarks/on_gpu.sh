@@ -12,7 +12,7 @@
 #            the cost of confidence: `bench`, alone on the GPU, sampling (also with TF32) and training: OUT/crystals.tar.*, …
 #
 # Data lies in carry/mp20-full, which git ignores. If the machine lacks the packages that judge crystals, unpack their wheels
-# (chgnet, pymatgen, pymatgen-core, ase, monty, spglib, orjson, nvidia-ml-py3) into a folder `site`, and pack it as
+# (chgnet, pymatgen, pymatgen-core, ase, monty, spglib, orjson, nvidia-ml-py3, smact and what it needs) into a folder `site`, and pack it as
 # carry/site.tar.xz. Crystals that are not judged there are judged afterwards, on a CPU:
 #
 #     cat draw.tar.* | tar x -C runs

@@ -109,6 +109,7 @@ def _quality(crystals: Crystals, run: Trajectory | None, model: str) -> dict[str
     quality: dict[str, Any] = {
         "structures": len(good),
         "judged": int(known.sum()),
+        "unknown": judgement["metastable"].count(None),
         "mean_e_above_hull": float(above[known].mean()) if known.any() else None,
         "metastable": float(good.mean()),
         "metastable_interval": bootstrap(lambda index: float(good[index].mean()), len(good)),

@@ -25,8 +25,7 @@ from fmwc.crystals import mp20
 from fmwc.crystals.energy import calculator, energies
 from fmwc.crystals.judge import validity
 from fmwc.crystals.recipe import READ_BY
-from fmwc.crystals.statistics import balanced_by_smact
-from fmwc.crystals.structures import Candidate, Crystals, candidates, crystals_of, need, quiet, unmeasurable
+from fmwc.crystals.structures import Candidate, Crystals, balanced, candidates, crystals_of, need, quiet, unmeasurable
 from fmwc.errors import DataError, MismatchError, UsageError
 from fmwc.field import Field
 from fmwc.files import read_tensors, write_json, write_tensors
@@ -261,7 +260,7 @@ def _judged(tensors: dict[str, torch.Tensor], real: Crystals, model: str, apply:
 def _results(model: str, pair: tuple[list[Candidate], list[Candidate]]) -> tuple[list[Any], list[bool], list[Any]]:
     drawn, real = pair
     rms = [matched(*one) for one in zip(drawn, real, strict=True)]
-    valid = [validity(one).apart and balanced_by_smact(one.key) for one in drawn]
+    valid = [validity(one).apart and balanced(one.key) for one in drawn]
     values = energies(drawn, _calculator(model)).per_atom if model else np.full(len(drawn), np.nan)
     return rms, valid, [float(value) if np.isfinite(value) else None for value in values]
 

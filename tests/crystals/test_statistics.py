@@ -9,12 +9,12 @@ import pytest
 from fmwc.crystals.fingerprints import Fingerprints
 from fmwc.crystals.hull import composition
 from fmwc.crystals.statistics import (
-    balanced_by_smact,
     coverage,
     properties,
     space_group,
     statistics,
 )
+from fmwc.crystals.structures import balanced
 from fmwc.errors import ShapeError
 
 from .conftest import BAD, crystal, rock_salt
@@ -73,9 +73,9 @@ def test_rows_in_parts_give_the_same_coverage(monkeypatch):
 
 def test_compositions_by_smact():
     pytest.importorskip("smact")
-    assert all(balanced_by_smact(composition(formula)) for formula in ("NaCl", "Fe2O3", "Fe3Al", "Si", "LiFePO4"))
+    assert all(balanced(composition(formula)) for formula in ("NaCl", "Fe2O3", "Fe3Al", "Si", "LiFePO4"))
     # Charges of NaCl2 cannot balance. Those of KF could with K− and F+, but fluorine is the more electronegative.
-    assert not any(balanced_by_smact(composition(formula)) for formula in ("NaCl2", "K2F", "CsNe"))
+    assert not any(balanced(composition(formula)) for formula in ("NaCl2", "K2F", "CsNe"))
 
 
 def test_space_groups():

@@ -13,10 +13,9 @@ import numpy as np
 from fmwc.cli.verbs import Judge
 from fmwc.crystals import Calculator, Candidate, Judgement, calculator, judge, mp20, read, validity
 from fmwc.crystals.files import write_cifs, write_table
-from fmwc.crystals.fingerprints import INSTALL, featurizers, fingerprints
+from fmwc.crystals.fingerprints import featurizers, fingerprints
 from fmwc.crystals.judge import with_consensus
 from fmwc.crystals.statistics import properties, real_structures, statistics
-from fmwc.crystals.structures import need
 from fmwc.data import arrays
 from fmwc.errors import UsageError
 from fmwc.files import Folder, cache_folder, claimed, write_json
@@ -87,7 +86,6 @@ def _require_statistics(options: Judge) -> None:
         raise UsageError(
             "--statistics compares with the test split of a data set; give --data FOLDER, or set FMWC_DATA"
         )
-    need("smact.screening", INSTALL)
     featurizers()
 
 
@@ -160,7 +158,8 @@ def _judgements(options: Judge, models: list[Calculator], folder: Folder | None)
 def result_rows(judgement: Judgement) -> list[dict[str, str]]:
     """Return the printed table of the first structures."""
     words = {True: "yes", False: "no", None: "unknown"}
-    other = [name for name in judgement.columns if name.startswith("e_above_hull_") and name != "e_above_hull_raw"]
+    first = "energy_per_atom_"  # of the columns of each further model
+    other = [name.removeprefix(first) for name in judgement.columns if name.startswith(first)]
 
     def energy(value: Any) -> str:
         return "" if value is None or math.isnan(value) else f"{value:.3f}"
@@ -171,12 +170,12 @@ def result_rows(judgement: Judgement) -> list[dict[str, str]]:
             "structure": str(row["name"]),
             "formula": str(row["formula"]),
             "above hull, eV/atom": energy(row["e_above_hull"]),
-            **{f"by {name.removeprefix('e_above_hull_')}": energy(row[name]) for name in other},
+            **{f"by {name}": energy(row[f"e_above_hull_{name}"]) for name in other},
             "phases": f"{row['competing_phases']} ({row['own_phases']} own)",
             "stable": words[row["stable"]],
             "valid": words[row["valid"]],
             "novel": words[row["novel"]] + twin,
-            "remark": row["problem"] or (row["sparse_hull"] if row["stable"] is None else ""),
+            "remark": row["problem"] or row["sparse_hull"],
         }
 
     return [row_of(row) for row in judgement.rows()[:SHOWN]]
@@ -205,8 +204,10 @@ def summary_rows(judgement: Judgement, cut: float) -> list[dict[str, str]]:
         if summary[name] is not None:
             unknown = f"; unknown for {count}" if (count := summary.get(f"{name}_unknown")) else ""
             rows[words] = f"{summary[name]} ({summary[f'{name}_share']:.1%}){unknown}"
-    if summary["stable_unknown"]:
-        rows["stable is unknown"] = "where the references of the chemical system are too few (column sparse_hull)"
+    if any(judgement["sparse_hull"]):
+        rows["unknown energy above the hull"] = (
+            f"{sum(map(bool, judgement['sparse_hull']))}: references are missing (column sparse_hull)"
+        )
     if "consensus" in judgement.columns:
         agreed = judgement["consensus"]
         rows[f"metastable by all models (≤ {cut:g} eV/atom)"] = (

@@ -383,6 +383,7 @@ class Plan:
             **{name: getattr(options, name) for name in names},
             "every": schedule.stride if schedule is not None and not self.record.few else 0,
             "judge": judge,
+            **(self.domain.judge_settings() if isinstance(self.domain, ShippedDomain) else {}),
             "batch": self.domain.batch(self.field.device),
             **({} if self.candidates == 1 else {"best_of": self.candidates}),
             **{name: getattr(options, name) for name in ("symmetrise", "atom_doubt") if getattr(options, name)},
@@ -546,8 +547,8 @@ def draw(
         on_step: As in :class:`fmwc.SamplingConfig`.
     """
     options, domain, field = plan.options, plan.domain, plan.field
-    if effect := domain.effect_of_controls(field):
-        say_on_stderr(effect)
+    for remark in domain.effect_of_controls(field):
+        say_on_stderr(remark)
     profile, record, schedule = _pilot(plan, bar)
     source = confidence_source(field.reference)
     how, record = settled(plan, record, schedule, profile)

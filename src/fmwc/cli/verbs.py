@@ -649,7 +649,7 @@ class Judge:
 
     Accepts structures from any source and prints one row per structure: energy above the hull, the phases it competes
     with, validity, uniqueness, novelty. Structures that cannot be judged are listed with the reason, and the exit code
-    is 1. Where the references of a chemical system are too few, stable is unknown.
+    is 1. Where the references of a chemical system are too few, the energy above the hull is unknown.
 
     The judge is an energy model, not DFT. For 104 structures with published DFT energies, CHGNet's energy above the
     hull is 0.10 eV/atom too low: of the structures that it calls metastable (at most 0.1 eV/atom), 55 % are by DFT
@@ -750,7 +750,9 @@ class Screen:
     judge_device: Annotated[str, Option(help="Device of the judge: cpu or cuda.")] = "cpu"
     relax: Annotated[int, Option(min=0, help="crystals: relax with at most this many steps before judging.")] = 0
     cut: Annotated[float, Option(help="crystals: largest energy above the hull of metastable ones, eV/atom.")] = 0.1
-    data: Annotated[str, Option(help="crystals: folder of known structures, such as MP-20, to judge novelty.")] = ""
+    data: Annotated[
+        str, Option(help="crystals: folder of known structures, such as MP-20, to judge novelty; default: FMWC_DATA.")
+    ] = ""
     network: Network = ""
     label: Annotated[int | None, Option(help="Class to draw; default: all classes in turn.")] = None
     steps: Annotated[int, Option(min=1, max=10**5, help="Integration steps.")] = 50

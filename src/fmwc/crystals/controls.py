@@ -19,6 +19,9 @@ from fmwc.randomness import derive
 __all__ = ["Controls"]
 
 UNSEEN = {18, *range(84, 89), *range(95, ELEMENTS + 1)}  # elements in no training crystal of MP-20
+# Metastable crystals of 50 each, in %, under the controls of `python -m experiments control`
+FREELY, BY_SYSTEM, BY_ELEMENTS = 46, 2, 18
+UNITS_SEEN = 4  # formula units in a cell, which are common: a fifth of MP-20, though it has at most 20 atoms in a cell
 # The share of MP-20's training crystals with 1, 2, … formula units, by the number of atoms per unit (1 to 10).
 UNITS = (
     (0.27, 0.27, 0.11, 0.19, 0, 0.03, 0, 0.07, 0, 0, 0, 0.01, 0, 0, 0, 0.02, 0, 0, 0, 0.03),
@@ -109,13 +112,29 @@ class Controls:
             raise UsageError(f"atoms must be a number or a rising range such as 8-16; got '{self.atoms}'")
         return low, high
 
-    def effect(self, field: Any) -> str:
-        """Return how the formula takes effect on the samples of a field; empty without a formula."""
-        if not self.formula:
-            return ""
-        if getattr(getattr(field, "network", field), "given", 0):
-            return f"the types of {self.formula} are given to the network, which was trained with given types"
-        return f"the types are restricted to {self.formula}, because the network was not trained with given types"
+    def effect(self, field: Any) -> list[str]:
+        """Return how the controls take effect on the samples of a field, and what they cost, as sentences."""
+        network, remarks = getattr(field, "network", field), list[str]()
+        if self.formula:
+            given = getattr(network, "given", 0)
+            remarks.append(
+                f"the types of {self.formula} are given to the network, which was trained with given types"
+                if given
+                else f"the types are restricted to {self.formula}, because the network was not trained with given types"
+            )
+            unit, most = sum(self.counts.values()), network.width
+            if unit * UNITS_SEEN > most:
+                remarks.append(
+                    f"warning: cells of this network hold at most {most} atoms, so no crystal has {UNITS_SEEN} units "
+                    f"of {self.formula} ({UNITS_SEEN * unit} atoms), as many ground states do"
+                )
+        if self.system or self.elements:
+            share, which = (BY_SYSTEM, "of Li-Fe-P-O") if self.system else (BY_ELEMENTS, "of 20 elements")
+            remarks.append(
+                f"warning: a choice of elements costs quality: {share} % of crystals {which} were metastable, and "
+                f"{FREELY} % without controls (50 crystals each, results/crystals/NOTES.md); --exclude costs little"
+            )
+        return remarks
 
     def conditions(self, field: Any, count: int, seed: int = 0) -> dict[str, Tensor]:
         """Return the conditions of `count` crystals for :func:`fmwc.sample`.

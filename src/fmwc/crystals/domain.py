@@ -18,7 +18,7 @@ from fmwc.crystals import CALCULATORS, Controls, Judgement, calculator, judge, m
 from fmwc.crystals.figures import edited_pairs, sorted_by_confidence
 from fmwc.crystals.files import FORMATS, links_to, write_structures, write_table
 from fmwc.crystals.judge import SHARES
-from fmwc.crystals.matching import MODES, changes, chemistry_changed, coordinate_rmsd, success, useful
+from fmwc.crystals.matching import MODES, USEFUL, changes, chemistry_changed, coordinate_rmsd, success
 from fmwc.crystals.recipe import EVERY, PRESETS, READ_BY, SCORE, batch_for
 from fmwc.crystals.report import write_report
 from fmwc.crystals.structures import CHANNELS, DOUBT, Candidate, candidates, crystals_of
@@ -72,7 +72,7 @@ class CrystalDomain(ShippedDomain):
 
     def __init__(self, calculator: str = "chgnet", controls: Controls | None = None) -> None:
         self.calculator, self.controls = calculator, controls or Controls()
-        self._latest: tuple[str, Judgement] | None = None
+        self._latest: tuple[tuple[str, str | Path | None], Judgement] | None = None  # by the samples and the data
         self._links: list[str] = []  # addresses of the structures' files
 
     def with_judge(self, judge: str) -> ShippedDomain:
@@ -83,11 +83,15 @@ class CrystalDomain(ShippedDomain):
     def with_controls(self, controls: Mapping[str, str]) -> CrystalDomain:
         return CrystalDomain(self.calculator, Controls(**controls))
 
-    def effect_of_controls(self, field: Field) -> str:
+    def effect_of_controls(self, field: Field) -> list[str]:
         return self.controls.effect(field)
 
     def require_judge(self, field: Field) -> None:
         calculator(self.calculator)
+
+    def judge_settings(self) -> dict[str, Any]:
+        folder = mp20.folder_given()
+        return {} if folder is None else {"data": mp20.content(folder)}
 
     def with_doubt(self, field: Field, run: Trajectory, progress: Show) -> Trajectory:
         """Add the doubt of each atom: its echo, with the noise of the reference's check."""
@@ -110,10 +114,11 @@ class CrystalDomain(ShippedDomain):
 
     def judgement(self, run: Trajectory, data: str = "") -> Judgement:
         """Judge the structures of a run. Novelty is judged if `data` or FMWC_DATA names a folder of known ones."""
-        key = fingerprint(run.x)
+        folder = mp20.folder_given(data)
+        key = fingerprint(run.x), folder
         if self._latest is None or self._latest[0] != key:
             say_on_stderr(f"judging {len(run)} structures")
-            self._latest = key, judge(crystals_of(run), calculator=self.calculator, data=mp20.folder_given(data))
+            self._latest = key, judge(crystals_of(run), calculator=self.calculator, data=folder)
         return self._latest[1]
 
     def judge(self, trajectory: Trajectory) -> np.ndarray:
@@ -131,13 +136,16 @@ class CrystalDomain(ShippedDomain):
             "formula_after": new["formula"],
             "change": [change.kind for change in found],
             "matched_rmsd": [change.rmsd for change in found],
-            "useful": useful(found, new.good).tolist(),
+            "useful": [
+                None if good is None and change.kind in USEFUL else change.kind in USEFUL and good
+                for change, good in zip(found, new["metastable"], strict=True)
+            ],
             "chemistry_changed": other.tolist(),
             "coord_rmsd": moved.tolist(),
             "e_above_hull_before": old["e_above_hull"],
             "e_above_hull_after": new["e_above_hull"],
-            "metastable_before": old.good.tolist(),
-            "metastable_after": new.good.tolist(),
+            "metastable_before": old["metastable"],
+            "metastable_after": new["metastable"],
         }
         modes = {mode.channel: name for name, mode in MODES.items()}
         if channel in modes:
@@ -181,7 +189,10 @@ class CrystalDomain(ShippedDomain):
         if {*SHARES, "formula", "atoms", "e_above_hull", "problem"} <= table.keys():
             columns = {name: [_value(cell) for cell in column] for name, column in table.items()}
             columns |= {name: list(table[name]) for name in ("name", "formula", "problem")}
-            domain._latest = fingerprint(run.x), Judgement(columns, tuple(candidates(crystals_of(run))))
+            domain._latest = (
+                (fingerprint(run.x), mp20.folder_given()),
+                Judgement(columns, tuple(candidates(crystals_of(run)))),
+            )
         domain._links = links_to(folder, page, names)
         return domain
 
@@ -194,6 +205,8 @@ class CrystalDomain(ShippedDomain):
             {"": "valid by the distance rule", "value": f"{summary['distances_ok_share']:.1%}"},
             {"": "metastable (≤ 0.1 eV/atom)", "value": rate(~bad)},
         ]
+        if unknown := summary["metastable_unknown"]:
+            rows.append({"": "metastable is unknown", "value": f"{unknown}: references are missing (sparse_hull)"})
         if 0 < bad.sum() < len(bad):
             score, floor = run.score().cpu(), (~bad).mean()
             value = ranking_text(-score, ~bad, "metastable")

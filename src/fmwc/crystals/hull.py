@@ -28,11 +28,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from filelock import FileLock
 
 from fmwc.crystals import mp20
 from fmwc.crystals.energy import Calculator, Progress, calculator, energies, version
 from fmwc.crystals.relaxation import identity_of, relax_all
-from fmwc.crystals.structures import ELEMENTS, Candidate, Crystals, Key, candidates, formula_of, key_of, need, symbol
+from fmwc.crystals.structures import (
+    ELEMENTS,
+    Candidate,
+    Crystals,
+    Key,
+    balanced,
+    candidates,
+    formula_of,
+    key_of,
+    need,
+    symbol,
+)
 from fmwc.errors import DataError, ShapeError, UsageError
 from fmwc.files import cache_folder, write_bytes
 from fmwc.readers import read_arrays
@@ -86,9 +98,9 @@ class Mixture(NamedTuple):
         competing: The number of reference compositions of two or more elements, all of them in the mixture. For a pure
             element, 1 if it has a reference.
         own: How many of these contain all elements of the mixture.
-        gap: What the references do not know, so that an energy below the hull proves nothing; usually empty. Either
-            only pure elements compete, or one is left over in the mixture because no reference combines it with
-            another element of the composition.
+        gap: What the references do not know, so that a low energy proves nothing; usually empty. Either only pure
+            elements compete, or one is left over in the mixture although its compounds with another element of the
+            composition are missing. The energy of the mixture is then an upper bound.
     """
 
     energy: float
@@ -181,7 +193,7 @@ class Hull:
             own, competing = (int((inside.sum(0) >= least).sum()) for least in (len(elements), min(2, len(elements))))
             problem, gap = f"no reference for {', '.join(missing)}" if missing else "", ""
             if not missing:
-                gap = _gap(elements, inside, parts) if competing else "only elements compete"
+                gap = _gap(keys[len(elements) :], key, parts) if competing else "only elements compete"
             self._solved[key] = Mixture(np.nan if missing else value, problem, parts, competing, own, gap)
         return self._solved[key]
 
@@ -244,18 +256,27 @@ class Hull:
         return cls(keys, energies, str(model), relaxed)
 
 
-def _gap(elements: tuple[int, ...], inside: np.ndarray, parts: Sequence[tuple[Key, float]]) -> str:
-    """Return a pure element of a mixture and another element that no phase contains together, in words.
+def _gap(phases: Sequence[Key], key: Key, parts: Sequence[tuple[Key, float]]) -> str:
+    """Return a pure element of a mixture and another element whose compound is missing, in words.
+
+    A pair of elements is known if there is a reference of these two; if one of them is a nonmetal, it must be valid by
+    SMACT. Gd₃I is no substitute for GdI₃: without that, iodine is left over beside it in every mixture, and whatever
+    binds the iodine looks stable.
 
     Arguments:
-        elements: The elements of the composition.
-        inside: Which phase contains which element, `(d, M)`.
+        phases: The references of the elements of the composition.
+        key: The composition.
         parts: The mixture.
     """
-    together = inside.astype(int) @ inside.T.astype(int) > 0
-    for i in (elements.index(key[0][0]) for key, _ in parts if len(key) == 1):
-        if not together[i].all():
-            return f"no reference contains {symbol(elements[i])} and {symbol(elements[int(together[i].argmin())])}"
+    element = need("pymatgen.core").Element.from_Z
+    pairs = [phase for phase in phases if len(phase) == 2]
+    for (left, _), *more in (phase for phase, _ in parts):
+        for other, _ in key if not more else ():
+            two = {left, other}
+            salt = any(not element(z).is_metal and not element(z).is_metalloid for z in two)
+            found = (phase for phase in pairs if {z for z, _ in phase} == two)
+            if other != left and not any(balanced(phase) if salt else True for phase in found):
+                return f"no reference for a compound of {symbol(left)} and {symbol(other)}"
     return ""
 
 
@@ -364,13 +385,15 @@ class _Cache:
 
     def add(self, stage: str, values: dict[str, float]) -> None:
         """Write energies, beside those that this or another process wrote before."""
-        arrays: dict[str, Any] = {}
-        for one in STAGES:
-            found = self.read(one) | (values if one == stage else {})
-            arrays |= {f"{one} of": np.array([*found], "S32"), one: np.array([*found.values()], float)}
-        content = io.BytesIO()
-        np.savez_compressed(content, **arrays)
-        write_bytes(self.path, content.getvalue())
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{self.path}.lock"):  # between reading and writing, another process would lose its energies
+            arrays: dict[str, Any] = {}
+            for one in STAGES:
+                found = self.read(one) | (values if one == stage else {})
+                arrays |= {f"{one} of": np.array([*found], "S32"), one: np.array([*found.values()], float)}
+            content = io.BytesIO()
+            np.savez_compressed(content, **arrays)
+            write_bytes(self.path, content.getvalue())
 
     def filled(
         self,

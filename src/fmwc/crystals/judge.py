@@ -22,7 +22,7 @@ from fmwc.crystals.structures import (
     ELEMENTS,
     Candidate,
     Crystals,
-    Key,
+    balanced,
     candidates,
     need,
     neighbours,
@@ -38,7 +38,6 @@ __all__ = [
     "Judgement",
     "Validity",
     "above_hull",
-    "balanced",
     "density_of",
     "judge",
     "validity",
@@ -62,7 +61,7 @@ class Validity(NamedTuple):
     Attributes:
         distances: The distance of any two atoms is larger than half the sum of their radii.
         apart: CDVAE's rule: all atoms are more than 0.5 Å apart in a cell of at least 0.1 Å³.
-        charge: Oxidation states can sum to zero.
+        charge: The composition is valid by SMACT (`fmwc.crystals.structures.balanced`).
         density: The density is between 0.01 and 25 g/cm³.
     """
 
@@ -80,8 +79,6 @@ class Validity(NamedTuple):
 class _Element(NamedTuple):
     radius: float
     mass: float
-    metal: bool
-    states: tuple[int, ...]
 
 
 @functools.lru_cache(maxsize=ELEMENTS)
@@ -91,23 +88,7 @@ def _element(z: int) -> _Element:
         return _Element(
             float(e.atomic_radius or e.atomic_radius_calculated or RADIUS),
             float(e.atomic_mass),
-            bool(e.is_metal),
-            tuple(int(state) for state in {*e.common_oxidation_states, *e.oxidation_states}),
         )
-
-
-def balanced(key: Key) -> bool:
-    """Return whether the charges can balance with one known oxidation state per element.
-
-    Pure elements and alloys of metals count as balanced; electronegativities are ignored. The common oxidation states
-    alone would reject a third of the real crystals of MP-20; all known states reject a tenth.
-    """
-    if len(key) == 1 or all(_element(z).metal for z, _ in key):
-        return True
-    sums = {0}
-    for z, count in key:
-        sums = {total + count * state for total in sums for state in _element(z).states}
-    return 0 in sums
 
 
 def density_of(candidate: Candidate) -> float:
@@ -170,8 +151,8 @@ class Judgement:
 
     @property
     def good(self) -> np.ndarray:
-        """Which structures are metastable, the paper's criterion of success; False if they could not be judged."""
-        return np.array(self["metastable"], bool)
+        """Which structures are known to be metastable, the paper's criterion of success."""
+        return np.array([value is True for value in self["metastable"]], bool)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per structure, as a dict by column."""
@@ -180,8 +161,8 @@ class Judgement:
     def summary(self) -> dict[str, Any]:
         """Return counts and shares of all structures, and the mean and median of the known energies above the hull.
 
-        Structures for which `stable` and `sun` are unknown are counted as `stable_unknown` and `sun_unknown`, not among
-        the stable ones. Without known structures to compare with, the counts that need novelty are None.
+        Structures whose `stable`, `metastable`, `sun` or `msun` is unknown are counted as `stable_unknown` and so on,
+        not among the stable ones. Without known structures, the counts that need novelty are None.
         """
         total = len(self)
         above = np.array(self["e_above_hull"], float)
@@ -198,7 +179,7 @@ class Judgement:
             count = sum(value is True for value in self[name]) if compared or name not in NOVELTY else None
             summary[name] = count
             summary[f"{name}_share"] = None if count is None else count / total if total else math.nan
-        for name in ("stable", "sun"):
+        for name in ("stable", "metastable", "sun", "msun"):
             summary[f"{name}_unknown"] = None if summary[name] is None else self[name].count(None)
         return summary
 
@@ -231,9 +212,10 @@ def judge(
     The hull is known only as far as there are references. `competing_phases` is the number of reference compositions of
     two or more elements, all of them in the structure, and `own_phases` those with all of its elements; polymorphs
     count once. `decomposition` is the mixture of references with the lowest energy, in shares of atoms. If only pure
-    elements compete, or a pure element is left over because no reference combines it with another element of the
-    structure, `sparse_hull` says so, and a structure below the hull has an unknown `stable` and `sun` (None): its
-    energy, however low, only shows that the elements react.
+    elements compete, or a pure element is left over although its compounds with another element of the structure are
+    missing, `sparse_hull` says so. The energy of the mixture is then only an upper bound, so `e_above_hull` is unknown
+    (NaN), and so is whether the structure is `stable`, `metastable`, `sun` or `msun` (None), unless it is too high even
+    above that bound.
 
     Arguments:
         structures: Crystals, pymatgen structures, ASE atoms or candidates.
@@ -269,12 +251,14 @@ def judge(
             notes.append("relaxed structures are compared with references that are not relaxed, as none are known")
         hull = hull.relaxed or hull
     above, problems = above_hull(judged, computed, hull)
-    phases = _phases(judged, hull)
-    stable = [
-        None if value <= STABLE and gap else value <= STABLE
-        for value, gap in zip(above, phases["sparse_hull"], strict=True)
-    ]
-    metastable = [value <= cut for value in above]
+    phases, least = _phases(judged, hull), _above_known(judged, computed, hull)[0]
+    stable, metastable = (
+        [
+            None if value <= limit and gap else value <= limit
+            for value, gap in zip(least, phases["sparse_hull"], strict=True)
+        ]
+        for limit in (STABLE, cut)
+    )
     known = mp20.load_all(data) if known is None and data is not None else known
     first, novel, twins = _compare(judged, known, progress)
     columns = {
@@ -327,7 +311,14 @@ def _relax(
 
 
 def above_hull(structures: Sequence[Candidate], computed: Energies, hull: Hull) -> tuple[list[float], list[str]]:
-    """Return the energy above the hull (or NaN) and the problem of each structure."""
+    """Return the energy above the hull (NaN if it is unknown) and the problem of each structure."""
+    above, problems = _above_known(structures, computed, hull)
+    gaps = _phases(structures, hull)["sparse_hull"]
+    return [math.nan if gap else value for value, gap in zip(above, gaps, strict=True)], problems
+
+
+def _above_known(structures: Sequence[Candidate], computed: Energies, hull: Hull) -> tuple[list[float], list[str]]:
+    """Return the energy above the known references, a lower bound if some are missing, and the problem."""
     rows = [
         (math.nan, problem) if problem else hull.above(candidate.key, energy)
         for candidate, energy, problem in zip(structures, computed.per_atom.tolist(), computed.problems, strict=True)

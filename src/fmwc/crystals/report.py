@@ -14,7 +14,7 @@ from fmwc.crystals.figures import METASTABLE
 from fmwc.crystals.structures import CHANNELS, DOUBT, Crystals, arrays_of, crystals_of
 from fmwc.errors import ShapeError, UsageError
 from fmwc.metrics.ranking import ranking_text, rate, rate_kept
-from fmwc.report.gallery import gallery, packed_curves
+from fmwc.report.gallery import UNKNOWN, gallery, packed_curves
 from fmwc.report.page import Picture, Section, Tile, write_page
 from fmwc.report.reports import ENOUGH, closing, tile
 from fmwc.report.run import array, describe, ordering_of
@@ -149,14 +149,15 @@ def _gallery(run: Ranked, judgement: Judgement, links: Sequence[str]) -> Section
     return gallery(
         f"Structures by {run.ordering.label}",
         "Structures from the surest to the most doubtful, with their energy above the convex hull of known crystals. A "
-        f"ring marks metastable structures (at most {METASTABLE} eV/atom above the hull), a cross all others. Select a "
-        "structure to turn its cell; move the slider to discard the most doubtful ones.",
+        f"ring marks metastable structures (at most {METASTABLE} eV/atom above the hull), a cross all others; those "
+        "whose hull is unknown have no mark. Select a structure to turn its cell; move the slider to discard the most "
+        "doubtful ones.",
         "crystals",
         {**arrays_of(run.crystals), "e_above_hull": run.energy, **({} if run.doubt is None else {"doubt": run.doubt})},
         score=run.score,
         level=run.confidence,
         label=run.ordering.label,
-        failed=~run.good,
+        failed=np.array([UNKNOWN if value is None else not value for value in judgement["metastable"]]),
         word="not metastable",
         columns={
             "formula": formulas,
@@ -164,7 +165,11 @@ def _gallery(run: Ranked, judgement: Judgement, links: Sequence[str]) -> Section
             "e_above_hull": run.energy,
             "atoms": run.crystals.atoms.tolist(),
             "valid": judgement["valid"],
-            **{name: judgement[name] for name in ("decomposition", "twin") if any(judgement.columns.get(name, ()))},
+            **{
+                name: judgement[name]
+                for name in ("decomposition", "sparse_hull", "twin")
+                if any(judgement.columns.get(name, ()))
+            },
             **({"problem": problems} if any(problems) else {}),
         },
         titles=words,
@@ -215,8 +220,10 @@ def _list(run: Ranked, judgement: Judgement) -> Section:
 
     lines = [line(place, int(index)) for place, index in enumerate(run.order)]
     caption = (
-        "Structures are named by their number in the order of sampling. Valid structures have no overlapping atoms, "
-        "charges that can balance, and a density between 0.01 and 25 g/cm³."
+        "Structures are named by their number in the order of sampling. A valid structure satisfies three rules, each "
+        "a column of the table: no two atoms are closer than half the sum of their radii (distances_ok), charges "
+        "balance by SMACT's rules (charge_ok), and the density lies between 0.01 and 25 g/cm³ (density_ok). The column "
+        "apart_ok is CDVAE's weaker rule: no two atoms closer than 0.5 Å."
     )
     if not any(line["problem"] for line in lines):
         lines = [{name: cell for name, cell in line.items() if name != "problem"} for line in lines]

@@ -6,7 +6,6 @@ others use. Space groups are those of spglib.
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -16,15 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fmwc.crystals import mp20
-from fmwc.crystals.fingerprints import INSTALL, Fingerprints
+from fmwc.crystals.fingerprints import Fingerprints
 from fmwc.crystals.judge import density_of, validity
-from fmwc.crystals.structures import Candidate, Crystals, Key, candidates, need, quiet, symbol, unmeasurable
+from fmwc.crystals.structures import Candidate, Crystals, balanced, candidates, need, quiet, unmeasurable
 from fmwc.errors import ShapeError
 
 __all__ = [
     "PRECISIONS",
     "Coverage",
-    "balanced_by_smact",
     "coverage",
     "properties",
     "real_structures",
@@ -37,28 +35,10 @@ PRECISIONS = (0.1, 0.01)  # Å, tolerances of space groups
 ROWS = 512  # rows of a matrix of distances that are computed together
 os.environ.setdefault("SPGLIB_WARNING", "OFF")  # it prints failures, which are results here
 
-OXIDATION = "smact14"  # SMACT's set of oxidation states when CDVAE was published; its default has changed since
-
 Columns = Mapping[str, Sequence[Any]]
 
 
 # ---- single structures -----------------------------------------------------------------------------------------------
-
-
-@functools.lru_cache(maxsize=100_000)
-def balanced_by_smact(key: Key) -> bool:
-    """Return whether a composition is valid by SMACT: charges balance, and anions are the more electronegative.
-
-    Pure elements and alloys of metals are valid. With the oxidation states that CDVAE used, 91.0 % of the structures of
-    MP-20's test split are valid; with SMACT's present default, 92.7 %.
-    """
-    core, screening = need("pymatgen.core"), need("smact.screening", INSTALL)
-    try:
-        with quiet():
-            composition = core.Composition({symbol(z): count for z, count in key})
-            return bool(screening.smact_validity(composition, oxidation_states_set=OXIDATION))
-    except (KeyError, NameError, TypeError, ValueError):  # elements without data
-        return False
 
 
 def space_group(candidate: Candidate, symprec: float) -> int | None:
@@ -83,7 +63,7 @@ def properties(structures: Crystals | Sequence[Any]) -> dict[str, list[Any]]:
     """Return columns with one entry per structure: validity by SMACT, density, number of elements, space groups."""
     given = candidates(structures)
     return {
-        "smact_ok": [one.known and balanced_by_smact(one.key) for one in given],
+        "smact_ok": [one.known and balanced(one.key) for one in given],
         "density": [density_of(one) for one in given],
         "elements": [len(one.key) for one in given],
         **{f"space_group_{symprec}": [space_group(one, symprec) for one in given] for symprec in PRECISIONS},

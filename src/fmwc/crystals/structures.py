@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import io
 import math
@@ -33,6 +34,7 @@ __all__ = [
     "Key",
     "Neighbours",
     "arrays_of",
+    "balanced",
     "candidate_of",
     "candidates",
     "cell_matrix",
@@ -230,6 +232,9 @@ THINNEST = 0.5  # Å between opposite faces; the number of images to search grow
 NEEDLE = 50.0  # ratio of the longest to the shortest edge; the largest in MP-20 is 15
 CLOSEST = 0.5  # Å between atoms; the shortest known bond, H₂, has 0.74
 
+MIXED = 9  # elements; structures of MP-20 have at most 7, and SMACT takes up to 0.5 s for 9 and 50 s for 11
+OXIDATION = "smact14"  # SMACT's set of oxidation states when CDVAE was published; its default has changed since
+
 Key = tuple[tuple[int, int], ...]  # a reduced composition: (atomic number, count), by atomic number
 
 
@@ -253,6 +258,25 @@ def formula_of(key: Key) -> str:
     """Return the reduced formula of a composition from pymatgen, metals first."""
     with quiet():  # pymatgen warns of noble gases, which have no electronegativity
         return str(need("pymatgen.core").Composition({symbol(z): count for z, count in key}).reduced_formula)
+
+
+@functools.lru_cache(maxsize=100_000)
+def balanced(key: Key) -> bool:
+    """Return whether a composition is valid by SMACT: charges balance, and anions are the more electronegative.
+
+    Pure elements and alloys of metals are valid. With the oxidation states that CDVAE used, 91.0 % of the structures of
+    MP-20's test split are valid; with SMACT's present default, 92.7 %. SMACT tries all combinations of states, so
+    compositions with more elements than `MIXED` are not evaluated, and count as not valid.
+    """
+    if len(key) > MIXED:
+        return False
+    core, screening = need("pymatgen.core"), need("smact.screening")
+    try:
+        with quiet():
+            composition = core.Composition({symbol(z): count for z, count in key})
+            return bool(screening.smact_validity(composition, oxidation_states_set=OXIDATION))
+    except (KeyError, NameError, TypeError, ValueError):  # elements without data
+        return False
 
 
 def cell_matrix(lengths: np.ndarray, angles: np.ndarray) -> np.ndarray:  # (3,), (3,) -> (3, 3)

@@ -16,6 +16,7 @@ from typing import Any
 from fmwc.cli.filter import population_of, read_certificate
 from fmwc.cli.sample import Plan, plan_samples, settled
 from fmwc.cli.verbs import Sample, Screen
+from fmwc.crystals import mp20
 from fmwc.crystals.judge import require_cut
 from fmwc.domains import ShippedDomain
 from fmwc.entry import source_of
@@ -97,6 +98,8 @@ def _planned(options: Screen) -> Campaign:
     plan = plan_samples(Sample(options.checkpoint, options.out, count=1, judge=judge, **same, **controls))
     how, record = settled(plan, plan.record, plan.schedule)
     domain, field = plan.domain, plan.field
+    for remark in domain.effect_of_controls(field):
+        say_on_stderr(remark)
     made = {**record.made(), "made_from": confidence_source(field.reference)}
     kind = domain.name if isinstance(domain, ShippedDomain) else ""
     drawing = Draw(
@@ -185,7 +188,8 @@ def _judge(options: Screen, plan: Plan, shapes: dict[str, Any], kind: str, judge
     domain.require_judge(plan.field)
     if kind == CRYSTALS:
         require_cut(options.cut)
-    settings = pick_device(options.judge_device).type, options.relax, options.data, options.cut
+    data = str(mp20.folder_given(options.data) or "") if kind == CRYSTALS else options.data
+    settings = pick_device(options.judge_device).type, options.relax, data, options.cut
     return (Judge(plan.options.checkpoint, kind, judge, shapes, *settings),)
 
 

@@ -280,6 +280,8 @@ def _verdict(row: Mapping[str, Any], failed: bool | None) -> str:
     """Return what the judge says of a sample, as a sentence."""
     if row.get("problem"):
         return f"It could not be judged: {row['problem']}."
+    if row.get("sparse_hull"):
+        return f"Its energy above the hull is unknown: {row['sparse_hull']}."
     if row.get("e_above_hull") is not None:
         return f"Its energy is {row['e_above_hull']:.3f} eV/atom above the hull of known crystals."
     if "predicted" in row:
