@@ -157,7 +157,7 @@ def _gallery(run: Ranked, judgement: Judgement, links: Sequence[str]) -> Section
         score=run.score,
         level=run.confidence,
         label=run.ordering.label,
-        failed=np.array([UNKNOWN if value is None else not value for value in judgement["metastable"]]),
+        failed=np.where([value is None for value in judgement["metastable"]], UNKNOWN, ~run.good),
         word="not metastable",
         columns={
             "formula": formulas,
