@@ -59,6 +59,7 @@ from fmwc.state import (
     batch_size,
     channels,
     precision_of,
+    require_labels,
     select,
     tree_map,
 )
@@ -552,12 +553,10 @@ def _by_labels(
 
 def _failures(run: Trajectory, labels: Callable[..., Any]) -> Tensor:  # -> (B,)
     """Return which samples failed, according to the user's function."""
-    found = torch.as_tensor(labels(run.x, run.cond)).to(run.grid.device)
-    if found.is_floating_point():
-        require_finite(found, "the result of labels")
+    found = torch.from_numpy(require_labels(labels(run.x, run.cond), "the result of labels")).to(run.grid.device)
     if found.shape != (len(run),):
         raise ShapeError(f"labels must return one value per sample, ({len(run)},), got shape {tuple(found.shape)}")
-    return found.bool()
+    return found
 
 
 # ---- the reference -----------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from fmwc.errors import ShapeError, UsageError
 __all__ = [
     "State",
     "as_conditions",
+    "as_labels",
     "as_numbers",
     "as_rows",
     "as_state",
@@ -32,6 +33,7 @@ __all__ = [
     "out_of_memory",
     "per_sample",
     "precision_of",
+    "require_labels",
     "require_state",
     "select",
     "select_conditions",
@@ -145,6 +147,35 @@ def as_numbers(value: Any, what: str, device: torch.device | str | None = None) 
         return torch.as_tensor(value, device=device)
     except (ValueError, TypeError) as error:
         raise UsageError(f"{what} must hold numbers; give a number for each text") from error
+
+
+def as_labels(value: Any, what: str) -> np.ndarray:
+    """Return labels as numbers: 1 for failed (or positive) samples, 0 for others, NaN for those without a label.
+
+    >>> as_labels([True, False, None], "labels")
+    array([ 1.,  0., nan])
+    """
+    try:
+        found = np.asarray(value.detach().cpu().double() if isinstance(value, Tensor) else value, dtype=float)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"{what} must hold True, False, or None for samples without a label, got {value!r:.60}"
+        ) from error
+    strange = found[~(np.isnan(found) | (found == 0) | (found == 1))]
+    if strange.size:
+        raise UsageError(
+            f"{what} must hold 1 (or True), 0 (or False), or NaN for samples without a label, got {strange[0]:.6g}; "
+            "compare numbers with a limit, as in energy > 0.1"
+        )
+    return found
+
+
+def require_labels(value: Any, what: str) -> np.ndarray:
+    """Return labels as booleans; raise if a sample has none."""
+    found = as_labels(value, what)
+    if missing := int(np.isnan(found).sum()):
+        raise UsageError(f"{what} must hold one label per sample; {missing} of {found.size} are missing (NaN or None)")
+    return found == 1
 
 
 def as_whole(value: Any, name: str, low: int = SEEDS[0], high: int = SEEDS[1], unit: str = "") -> int:

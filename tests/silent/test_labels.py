@@ -3,10 +3,18 @@
 import dataclasses
 import inspect
 
+import numpy as np
+import pytest
 import torch
+from scipy.stats import binom
 
+from fmwc.errors import UsageError
+from fmwc.metrics.ranking import auprc, rate
 from fmwc.sampling import Reference, Trajectory, read_with, sample
+from fmwc.uses.risk import reliability, risk_control
 from tests.conftest import mlp_field
+
+# ---- confidence is a tensor or None ----------------------------------------------------------------------------------
 
 LEVELS = torch.linspace(0, 2, 101)
 
@@ -39,3 +47,80 @@ def test_equal_scores_keep_the_confidence_that_a_reference_gives_them(tmp_path):
     again = Trajectory.load(equal.save(tmp_path))
     assert torch.equal(again.confidence, equal.confidence)
     assert "confidence" in equal.tensors()
+
+
+# ---- labels of risk control ------------------------------------------------------------------------------------------
+
+
+def certified(local, count, repetitions, max_risk=0.1):
+    """Return how often a promise was given and broken; `local` is the risk of a sample by its score in [0, 1]."""
+    rng, fine = np.random.default_rng(count), np.linspace(0, 1, 2_001)
+    risks = np.cumsum(local(fine)) / np.arange(1, len(fine) + 1)
+    given = broken = 0
+    for i in range(repetitions):
+        score = rng.random(count)
+        try:
+            made = risk_control(score, rng.random(count) < local(score), max_risk, seed=i)
+        except UsageError:
+            continue
+        given += 1
+        broken += risks[int(made.threshold * (len(fine) - 1))] > max_risk
+    return given, broken
+
+
+FLAT = (lambda s: np.where(s < 0.5, 0.05, 0.2), lambda s: np.where(s < 0.06, 0.09, np.where(s < 0.6, 0.03, 0.3)))
+
+
+@pytest.mark.parametrize("local", FLAT, ids=["flat", "rising and falling"])
+def test_more_labels_never_lose_promises(local):
+    given = [certified(local, count, 100)[0] for count in (400, 800, 1_600)]
+    assert given[1] > given[0] - 5
+    assert given[2] >= 90
+
+
+@pytest.mark.parametrize("local", [lambda s: np.full_like(s, 0.101), lambda s: np.where(s < 0.3, 0.05, 0.13)])
+def test_promises_of_many_labels_are_broken_no_more_often_than_stated(local):
+    _, broken = certified(local, 1_600, 500)  # four starts
+    assert broken <= binom.ppf(0.999, 500, 0.1)
+
+
+SCORE = np.random.default_rng(0).random(400)
+BAD = SCORE > 0.8
+
+
+def test_samples_without_a_label_are_no_failures():
+    known = np.random.default_rng(1).random(400) < 0.5
+    holes = np.where(known, BAD, np.nan)
+    made = risk_control(SCORE, holes, 0.05)
+    assert made == risk_control(SCORE[known], BAD[known], 0.05, others=SCORE[~known])
+    assert made == risk_control(SCORE, np.where(known, BAD.astype(object), None), 0.05)
+    assert made.labelled == known.sum()
+    assert reliability(SCORE, holes).size.sum() == known.sum()
+
+
+@pytest.mark.parametrize("wrong", [np.full(400, 0.3), np.full(400, 2), ["yes"] * 400, np.full(400, np.inf)])
+def test_labels_that_are_no_labels_are_refused(wrong):
+    for read in (lambda: risk_control(SCORE, wrong, 0.05), lambda: auprc(SCORE, wrong), lambda: rate(wrong)):
+        with pytest.raises(UsageError, match="must hold"):
+            read()
+
+
+def test_metrics_refuse_missing_labels():
+    for hole in (None, np.nan):
+        with pytest.raises(UsageError, match="missing"):
+            auprc(SCORE, [hole, *BAD[1:]])
+
+
+@pytest.mark.parametrize("known", [SCORE < 0.7, SCORE > 0.3, np.abs(SCORE - 0.5) > 0.2], ids=["low", "high", "ends"])
+def test_labels_that_are_no_random_choice_are_refused_unless_told(known):
+    holes = np.where(known, BAD, np.nan)
+    with pytest.raises(UsageError, match="at_random"):
+        risk_control(SCORE, holes, 0.4)
+    others = np.linspace(0, 1, 50)
+    assert risk_control(SCORE, holes, 0.4, others=others, at_random=True).labelled == known.sum()
+
+
+def test_labels_of_a_random_choice_are_accepted():
+    rng = np.random.default_rng(2)
+    for _ in range(50):
+        risk_control(SCORE, np.where(rng.random(400) < 0.5, BAD, np.nan), 0.3)

@@ -42,9 +42,9 @@ from fmwc.report.table import Table as Results
 from fmwc.sampling import Trajectory
 from fmwc.uses.filter import choose, ranks
 from fmwc.uses.heads import EvidenceHead
-from fmwc.uses.risk import FEWEST, RiskCertificate, lower_bound, required_labels, risk_control, upper_bound
+from fmwc.uses.risk import RiskCertificate, lower_bound, required_labels, risk_control, upper_bound
 
-__all__ = ["certify", "filter_samples", "guarantee", "population_of", "read_certificate", "read_run"]
+__all__ = ["filter_samples", "guarantee", "population_of", "read_certificate", "read_run"]
 
 CERTIFICATE = "promise.json"  # its name since the first version
 SHARE = 0.9  # coverage of the interval of an observed rate
@@ -204,19 +204,8 @@ def _certificate(
         return read_certificate(options.certificate, population)
     assert labels is not None
     assert options.max_risk is not None
-    return certify(score, labels.bad[finite.numpy()], options.max_risk, options.probability)
-
-
-def certify(score: Tensor, bad: np.ndarray, max_risk: float, probability: float) -> RiskCertificate:
-    """Create a certificate from finite scores and labels: 1 for failed samples, 0 for good ones, NaN for no label."""
-    doubt, known = score.double().numpy(), ~np.isnan(bad)
-    if known.any() and not known.all() and (bad[known] == 1).all():
-        raise UsageError(
-            "every label is a failure and the other samples have none: such one-sided labels guarantee nothing; also "
-            "label good samples"
-        )
-    others = doubt[~known] if (~known).sum() >= FEWEST else None  # thresholds may come from unlabelled samples
-    return risk_control(doubt[known], bad[known] == 1, max_risk, probability, others=others)
+    doubt, bad = score.double().numpy(), labels.bad[finite.numpy()]
+    return risk_control(doubt, bad, options.max_risk, options.probability, at_random=options.at_random)
 
 
 def read_certificate(path: Path, population: dict[str, Any]) -> RiskCertificate:
@@ -250,7 +239,7 @@ def _summary(scored: Scored, index: Tensor, labels: Labels | None, certificate: 
         rows["failed, labelled and kept"] = _rate(labels.bad[index.numpy()])
         notes, missing = [labels.note], int(np.isnan(labels.bad).sum())
         if missing and certificate is not None:
-            notes.append(f"{missing} of {total} samples have no label; the guarantee needs labels of a random choice")
+            notes.append(f"{missing} of {total} samples have no label")
             if not np.nansum(labels.bad):
                 notes.append("no labelled sample failed; the guarantee holds only if failures were labelled as well")
         if note := "; ".join(filter(None, notes)):

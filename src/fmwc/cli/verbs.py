@@ -528,6 +528,9 @@ class Filter:
     good: Good = ""
     bad: Bad = ""
     probability: Annotated[float, Option(help="Probability with which the guarantee of --max-risk holds.")] = 0.9
+    at_random: Annotated[
+        bool, Option(help="State that the labelled samples are a random choice, although their scores differ.")
+    ] = False
     score: Annotated[str, Option(help="Score to rank by; default: the run's score.")] = ""
     head: HeadFolder = None
     force: Force = False

@@ -44,7 +44,7 @@ from fmwc.randomness import Blocks, derive
 from fmwc.sampling import ReadWith, Reference, Schedule, Trajectory
 from fmwc.sampling.confidence import CHANGED, EVERY_STEP, compared, is_due
 from fmwc.sampling.trajectory import FreeSignals
-from fmwc.state import as_whole, has_rows, unsqueeze_like
+from fmwc.state import as_whole, has_rows, require_labels, unsqueeze_like
 
 __all__ = ["Best", "Confidence", "check", "encode", "velocity"]
 
@@ -633,7 +633,8 @@ class Confidence:
                 for name, found in scores.items():
                     found.append(run.score(name))
                 if labels is not None:
-                    failed.append(torch.as_tensor(labels(images)).bool().reshape(-1).to(run.grid.device))
+                    found = require_labels(labels(images), "the result of labels")
+                    failed.append(torch.from_numpy(found).reshape(-1).to(run.grid.device))
         finally:
             self.stop = stop
         values = {name: torch.cat(found) for name, found in scores.items()}

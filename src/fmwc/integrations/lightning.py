@@ -26,7 +26,7 @@ from fmwc.field import Field, attach
 from fmwc.flow import as_space, euclidean
 from fmwc.processes import Processes
 from fmwc.sampling import SamplingConfig, Trajectory, sample
-from fmwc.state import as_conditions, as_whole, batch_size, select, tree_map
+from fmwc.state import as_conditions, as_whole, batch_size, require_labels, select, tree_map
 from fmwc.training import fit_noise
 
 Callback: Any
@@ -194,7 +194,8 @@ class ConfidenceCallback(_WithNetwork):
             "data_score": data.mean(),
         }
         if self.labels is not None:
-            failed = torch.as_tensor(self.labels(run.x, run.cond)).to(score.device).bool()
+            found = require_labels(self.labels(run.x, run.cond), "the result of labels")
+            failed = torch.from_numpy(found).to(score.device)
             if failed.shape != score.shape:
                 raise ShapeError(
                     f"labels must return one value per sample, ({count},), got shape {tuple(failed.shape)}"

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from sklearn.metrics import average_precision_score
 
 from fmwc.errors import ShapeError, UsageError
+from fmwc.state import require_labels
 
 __all__ = [
     "INTERVALS",
@@ -44,7 +45,7 @@ INTERVALS = "90 % intervals"
 
 
 def _arrays(score: ArrayLike, positive: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    values, labels = np.asarray(score, dtype=float).ravel(), np.asarray(positive).astype(bool).ravel()
+    values, labels = np.asarray(score, dtype=float).ravel(), require_labels(positive, "the labels").ravel()
     if values.shape != labels.shape:
         raise ShapeError(f"expected one label per score, got {len(labels)} labels for {len(values)} scores")
     if not np.isfinite(values).all():
@@ -267,7 +268,7 @@ def rate(positive: ArrayLike) -> str:
     >>> rate([True, False, False, False])
     '25.0% [5.8%, 64.4%]'
     """
-    labels = np.asarray(positive, dtype=bool)
+    labels = require_labels(positive, "the labels")
     return _rate_text(labels.mean(), int(labels.sum()), len(labels))
 
 
@@ -278,7 +279,7 @@ def rate_of(count: int, total: int) -> str:
 
 def rate_kept(score: ArrayLike, positive: ArrayLike, share: float) -> str:
     """Return the rate of positives among the `share` of samples with the lowest scores, with its interval, as text."""
-    labels = np.asarray(positive, dtype=bool)
+    labels = require_labels(positive, "the labels")
     count = max(1, round(share * len(labels)))
     value = retention(score, labels).at(share)
     return _rate_text(value, round(value * count), count)
@@ -290,7 +291,7 @@ def too_few(positive: ArrayLike, what: str) -> str:
     >>> too_few([True] * 2 + [False] * 98, "failed")
     'too few to tell (2 failed)'
     """
-    labels = np.asarray(positive, dtype=bool)
+    labels = require_labels(positive, "the labels")
     count = int(labels.sum())
     if min(count, len(labels) - count) >= FEWEST:
         return ""

@@ -30,7 +30,7 @@ from torch import Tensor
 from fmwc.checkpoint import identity
 from fmwc.checks import check
 from fmwc.cli.edit import integration
-from fmwc.cli.filter import certify, filter_samples, guarantee, population_of
+from fmwc.cli.filter import filter_samples, guarantee, population_of
 from fmwc.cli.sample import Plan, RunRecord, draw, plan_samples, write
 from fmwc.cli.verbs import Filter, Sample
 from fmwc.errors import DataError, FmwcError, UsageError
@@ -45,6 +45,7 @@ from fmwc.studio.samples import Content, arrays, read_path, trace
 from fmwc.studio.worker import Job, Tell, Worker
 from fmwc.uses.continuation import some_with_states
 from fmwc.uses.edit import edit
+from fmwc.uses.risk import risk_control
 
 __all__ = ["Missing", "Run", "Studio"]
 
@@ -518,8 +519,7 @@ class Studio:
         finite = np.isfinite(content.score)
         try:
             population_of(content.run, "")
-            score = torch.from_numpy(content.score[finite])
-            found = certify(score, content.failed[finite], max_risk, probability)
+            found = risk_control(content.score[finite], content.failed[finite], max_risk, probability)
         except FmwcError as error:
             return {"problem": str(error)}
         kept = int((content.score[finite] <= found.threshold).sum())

@@ -26,7 +26,7 @@ from fmwc.identity import SEAL, seal, sealed
 from fmwc.readers import anything, array, mapping, number, read_json, record, text, whole
 from fmwc.sampling import Trajectory
 from fmwc.sampling.trajectory import HEAD, within_groups
-from fmwc.state import channels
+from fmwc.state import channels, require_labels
 
 __all__ = [
     "FEWEST",
@@ -112,7 +112,7 @@ def fit_head(trajectory: Trajectory, positive: ArrayLike, kind: str = "boosting"
         within: The condition within which features are standardised; `None` for all samples together.
     """
     build = pick(HEADS, kind, "head")
-    labels = np.asarray(positive).astype(bool).ravel()
+    labels = require_labels(positive, "positive").ravel()
     if len(labels) != len(trajectory):
         raise ShapeError(f"give one label per sample; got {len(labels)} labels for {len(trajectory)} samples")
     if min(labels.sum(), (~labels).sum()) < 3:
@@ -276,7 +276,7 @@ def _standardised(x: np.ndarray, centre: np.ndarray, scale: np.ndarray) -> np.nd
 
 def checked_labels(failed: ArrayLike, count: int) -> np.ndarray:  # (B,)
     """Return the labels as booleans; raise if there are too few of a class, or not one per sample."""
-    labels = np.asarray(failed).astype(bool).ravel()
+    labels = require_labels(failed, "failed").ravel()
     if len(labels) != count:
         raise ShapeError(f"give one label per sample; got {len(labels)} labels for {count} samples")
     bad, good = int(labels.sum()), int((~labels).sum())
