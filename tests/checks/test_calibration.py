@@ -441,5 +441,5 @@ def test_other_invalid_arguments():
     with pytest.raises(UsageError, match="shape of a sample is not known"):
         fmwc.fit_confidence(fmwc.attach(Points(circle(10))))
     field = fmwc.attach(Points(circle(9)), space=(2,))
-    with pytest.raises(FmwcError, match="result of labels holds"):
+    with pytest.raises(FmwcError, match="labels"):
         fmwc.fit_confidence(field, circle(20), lambda x, cond: x[:, 0] * float("nan"), pilot=20, conventions=False)
