@@ -223,6 +223,18 @@ def test_screening_judges_novelty_with_the_data_of_the_environment(known, tmp_pa
     assert stage.data == str(known)
 
 
+def test_a_workflow_judges_novelty_with_the_data_of_the_environment(known, monkeypatch):
+    workflow, seen = pytest.importorskip("fmwc.crystals.workflow", exc_type=ImportError), {}
+
+    def judge_one(structures, **options):
+        seen.update(options)
+        return Judgement({}, ())
+
+    monkeypatch.setattr(workflow, "judge", judge_one)
+    workflow.RelaxMaker.make.original(workflow.RelaxMaker(), workflow.CrystalSet(structures=[], table={}, about={}))
+    assert seen["data"] == str(known)
+
+
 def test_samples_judged_without_known_structures_are_not_those_judged_with_them(known, tmp_path, monkeypatch):
     field, options = SimpleNamespace(device=torch.device("cpu")), Sample("crystals", tmp_path / "out")
     plan = Plan(options, RunRecord("crystals"), domain.CrystalDomain(), field, None, None, None, 1, False)

@@ -23,6 +23,7 @@ from pydantic import BaseModel
 from pymatgen.core import Structure
 
 from fmwc.checkpoint import load
+from fmwc.crystals import mp20
 from fmwc.crystals.domain import CrystalDomain
 from fmwc.crystals.judge import judge
 from fmwc.crystals.structures import candidates, crystals_of
@@ -129,7 +130,8 @@ class RelaxMaker(Maker):
     @job(output_schema=CrystalSet)
     def make(self, crystals: CrystalSet) -> CrystalSet:
         """Return the job. A structure that cannot be relaxed is returned unchanged, with its `problem` in the table."""
-        judged = judge(crystals.structures, calculator=self.calculator, relax=self.steps)
+        data = mp20.folder_given()
+        judged = judge(crystals.structures, calculator=self.calculator, data=data, relax=self.steps)
         table = {**judged.columns, **crystals.table}  # with the names of the run
         structures = [one.structure() for one in judged.candidates]
         return CrystalSet(structures=structures, table=table, about={**crystals.about, "relaxed": self.calculator})
