@@ -87,9 +87,8 @@ NOTICES = 0.6  # AUROC of the echo for disturbed samples
 MOVES = 0.63  # AUROC of nearest points for disturbed samples or data
 NEARLY = 0.02  # AUROC that counts as equal; also what earlier times of an echo may lose, as they test more of a sample
 CHANCE = 0.5
-SURE = 1.0  # standard errors by which labels must prefer another candidate
-CLEARLY = 2.7  # standard errors above chance, required if no candidate is usable without labels
-FEWEST_LABELS = 5  # failures and successes required in that case
+CHANGES = 0.05  # how often labels that say nothing may choose a score
+FEWEST_LABELS = 5  # failures and successes; with fewer, labels are not used
 
 WEIGHTS = {"contest": ("spread@0.3-0.8", 0.3), "echo": ("spread@0.6-1", 0.5)}
 
@@ -180,8 +179,9 @@ def fit_confidence(
         field: A field. If its space is not set, it is taken from the data.
         data: Training data, `(N, *)` or a dict of channels, if available.
         labels: A function `(x, cond) -> (B,)` that returns which samples failed. If given, every score is a candidate,
-            including those of the variance. A score replaces the choice without labels if its AUROC on `judged` samples
-            is higher by more than the standard error.
+            including those of the variance. Another score replaces the choice without labels if its AUROC on `judged`
+            samples is significantly higher; if none is better than chance, confidence is withheld
+            (:func:`fmwc.calibration.labels_choose`).
         cond: The conditions of the data, by name, with one row per sample. Without data, the conditions of the pilot
             samples.
         features: A function of states that returns one vector per sample, `(B, D)`, in which similar samples are near
@@ -516,16 +516,71 @@ def auroc(high: Tensor, low: Tensor) -> float:
     return float((ranks[: len(high)].sum() - len(high) * (len(high) + 1) / 2) / (len(high) * len(low)))
 
 
+def labels_choose(scores: Mapping[str, Tensor], failed: Tensor, default: str = "") -> tuple[str, dict[str, float]]:
+    """Return the score that labels choose, or `""` if none is better than chance, and the AUROC of each score.
+
+    A score is better than *chance* if its AUROC exceeds 0.5 by z standard errors. The standard error is that of Hanley
+    and McNeil at an AUROC of 0.5, √((m + n + 1) / 12mn) for m failures and n successes, which is exact for a score that
+    says nothing. A score is better than the *default* if the difference of their AUROCs exceeds z standard errors of
+    this difference (DeLong), which takes into account that both are of the same samples. z is the normal quantile of
+    :data:`CHANGES`, one-sided and divided by the number of scores (Bonferroni). The default alone, which was chosen
+    before, is compared with chance at the quantile for one score.
+
+    So the default stays if it is better than chance and no other score is better than it. Otherwise, the best score
+    takes its place if it is better than chance.
+
+    Arguments:
+        scores: The scores of the labelled samples, by name, `(B,)` each.
+        failed: Which of them failed, `(B,)`.
+        default: The score that is chosen without labels; none if empty.
+    """
+    bad = int(failed.sum())
+    good = len(failed) - bad
+    values = {name: auroc(score[failed], score[~failed]) for name, score in scores.items()}
+    best = max(values, key=lambda name: values[name])
+    chance = ((bad + good + 1) / (12 * bad * good)) ** 0.5
+    clear = values[best] - 0.5 > _quantile(len(scores)) * chance
+    if default in values and values[default] - 0.5 > _quantile(1) * chance:
+        error = _error_of_difference(scores[best], scores[default], failed)
+        better = clear and values[best] - values[default] > _quantile(len(scores) - 1) * error
+        return best if better else default, values
+    return best if clear else "", values
+
+
+def _quantile(count: int) -> float:
+    """Return by how many standard errors the best of several comparisons must differ."""
+    return float(torch.special.ndtri(torch.tensor(1 - CHANGES / max(1, count), dtype=torch.float64)))
+
+
+def _error_of_difference(score: Tensor, other: Tensor, failed: Tensor) -> float:
+    """Return DeLong's standard error of the difference of two AUROCs on the same samples."""
+    ours, theirs = _placements(score, failed), _placements(other, failed)
+    return float(sum((a - b).var() / len(a) for a, b in zip(ours, theirs, strict=True))) ** 0.5
+
+
+def _placements(score: Tensor, failed: Tensor) -> tuple[Tensor, Tensor]:  # -> (M,), (N,)
+    """Return for each failure the share of successes below it, and for each success the share of failures above it."""
+    high, low = score[failed].double(), score[~failed].double()
+
+    def below(values: Tensor, among: Tensor) -> Tensor:
+        ordered = among.sort().values
+        first, last = (torch.searchsorted(ordered, values, right=right) for right in (False, True))
+        return (first + last) / (2 * len(among))
+
+    return below(high, low), 1 - below(low, high)
+
+
 def _by_labels(
     run: Trajectory, candidates: Sequence[Candidate], chosen: Candidate, labels: Callable[..., Any], judged: int
 ) -> tuple[Candidate, str, list[dict[str, Any]]]:
-    """Return the candidate that labels prefer by more than the standard error, the reason, and all candidates."""
+    """Return the candidate that labels choose (:func:`labels_choose`), the reason, and all candidates."""
     failed = _failures(run.take(torch.arange(judged, device=run.grid.device)), labels)
     bad = int(failed.sum())
-    mixed = 0 < bad < judged
+    few = min(bad, judged - bad) < FEWEST_LABELS
     others = [Candidate(((name, 1.0),), "", True) for name in (*SCORES, *EVIDENCE)]
     rows: list[dict[str, Any]] = []
-    scored: list[tuple[float, Candidate]] = []
+    scored: dict[str, Tensor] = {}
+    by_name: dict[str, Candidate] = {}
     for candidate in (*candidates, *others):
         row = {"score": candidate.name, "why": candidate.why, "usable": candidate.use}
         try:
@@ -533,22 +588,26 @@ def _by_labels(
         except UsageError:  # the run lacks the score
             rows += [{**row, "usable": False}] if candidate.why else []
             continue
-        value = auroc(score[failed], score[~failed]) if mixed else 0.5
-        rows.append({**row, "auroc": round(value, 4)})
-        scored.append((value, candidate))
-    if not mixed:
-        return chosen, f"{bad} of the {judged} labels are failures, so the labels are not used; {chosen.why}", rows
-    without = next((value for value, candidate in scored if candidate.name == chosen.name), 0.5)
-    best, better = max(scored, key=lambda pair: pair[0])
-    least = min(bad, judged - bad)
-    capped = min(best, 1 - 1 / (2 * least))  # few labels can be separated by chance
-    error = (capped * (1 - capped) / least) ** 0.5
-    if best - SURE * error > without or not chosen.use:
-        use = least >= FEWEST_LABELS and best - CLEARLY * error > 0.5
-        reason = f"of {judged} labels with {bad} failures, {better.name} has AUROC {best:.2f}"
-        return better._replace(why=reason, use=use), reason, rows
-    reason = f"{judged} labels with {bad} failures (AUROC {without:.2f}) do not prefer another score; {chosen.why}"
-    return chosen, reason, rows
+        rows.append(row)
+        if candidate.name not in scored:
+            scored[candidate.name], by_name[candidate.name] = score, candidate
+    if few:
+        why = f"{bad} of the {judged} labels are failures; labels are used from {FEWEST_LABELS} of each kind"
+        return chosen, f"{why}; {chosen.why}", rows
+    name, values = labels_choose(scored, failed, chosen.name if chosen.use else "")
+    rows = [{**row, "auroc": round(values[row["score"]], 4)} if row["score"] in values else row for row in rows]
+    told = f"of {judged} labels with {bad} failures"
+    if not name:
+        known = max(values, key=lambda name: values[name])
+        reason = f"{told}, no score is better than chance: {known} has AUROC {values[known]:.2f}"
+        if chosen.name in values and chosen.name != known:
+            reason += f", {chosen.name} {values[chosen.name]:.2f}"
+        return chosen._replace(why=reason, use=False), reason, rows
+    if name == chosen.name and chosen.use:
+        reason = f"{judged} labels with {bad} failures (AUROC {values[name]:.2f}) do not prefer another score"
+        return chosen, f"{reason}; {chosen.why}", rows
+    reason = f"{told}, {name} has AUROC {values[name]:.2f}"
+    return by_name[name]._replace(why=reason, use=True), reason, rows
 
 
 def _failures(run: Trajectory, labels: Callable[..., Any]) -> Tensor:  # -> (B,)

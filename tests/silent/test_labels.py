@@ -8,10 +8,13 @@ import pytest
 import torch
 from scipy.stats import binom
 
+import fmwc
+from fmwc.calibration import labels_choose
 from fmwc.errors import UsageError
 from fmwc.metrics.ranking import auprc, rate
 from fmwc.sampling import Reference, Trajectory, read_with, sample
 from fmwc.uses.risk import reliability, risk_control
+from tests.checks.test_calibration import Points, circle
 from tests.conftest import mlp_field
 
 # ---- confidence is a tensor or None ----------------------------------------------------------------------------------
@@ -124,3 +127,65 @@ def test_labels_of_a_random_choice_are_accepted():
     rng = np.random.default_rng(2)
     for _ in range(50):
         risk_control(SCORE, np.where(rng.random(400) < 0.5, BAD, np.nan), 0.3)
+
+
+# ---- labels of fit_confidence ----------------------------------------------------------------------------------------
+
+
+def labelled_by(labels, count=100):
+    """Return the reference that these labels choose for a flow to a circle, for which nearest points are evidence."""
+    field = fmwc.attach(Points(circle(100)), space=(2,))
+    how = {"judged": count, "pilot": count, "steps": 8, "conventions": False}
+    return fmwc.fit_confidence(field, circle(1_000), labels, **how)
+
+
+@pytest.fixture(scope="module")
+def at_random():
+    """The references chosen by random labels."""
+
+    def choose(seed):
+        draw = torch.Generator().manual_seed(seed)
+        return labelled_by(lambda x, cond: torch.rand(len(x), generator=draw) < 0.3)
+
+    return [choose(seed) for seed in range(12)]
+
+
+def test_random_labels_withhold_confidence(at_random):
+    assert sum(bool(reference.withheld) for reference in at_random) >= 10  # 11.4 are expected
+    assert "better than chance" in max(reference.withheld for reference in at_random)
+
+
+def test_random_labels_do_not_choose_another_score(at_random):
+    first = labelled_by(None).score
+    assert sum(not reference.withheld and reference.score != first for reference in at_random) <= 2
+
+
+def test_random_labels_choose_a_score_no_more_often_than_stated():
+    draw, chosen = torch.Generator().manual_seed(0), {"": 0}
+    for _ in range(200):
+        failed = torch.rand(100, generator=draw) < 0.3
+        scores = {str(i): torch.randn(100, generator=draw) for i in range(8)}
+        name, _ = labels_choose(scores, failed, "0")
+        chosen[name] = chosen.get(name, 0) + 1
+    kept, withheld = chosen.pop("0"), chosen.pop("")
+    assert sum(chosen.values()) <= binom.ppf(0.999, 200, 0.05)
+    assert kept <= binom.ppf(0.999, 200, 0.05)
+    assert withheld >= 160
+
+
+def test_a_moderate_score_is_found_with_300_labels():
+    draw = torch.Generator().manual_seed(0)
+    failed = torch.arange(300) < 60
+    score = torch.randn(300, generator=draw) + 0.55 * failed
+    name, values = labels_choose({"a": torch.randn(300, generator=draw), "b": score}, failed)
+    assert 0.6 < values["b"] < 0.7
+    assert name == "b"
+
+
+def test_another_score_must_be_clearly_better_than_a_good_one():
+    draw = torch.Generator().manual_seed(0)
+    failed = torch.arange(300) < 60
+    good = torch.randn(300, generator=draw) + failed
+    near, better = good + 0.1 * torch.randn(300, generator=draw), good + 2 * failed
+    assert labels_choose({"good": good, "near": near}, failed, "good")[0] == "good"
+    assert labels_choose({"good": good, "better": better}, failed, "good")[0] == "better"

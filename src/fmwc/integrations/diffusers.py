@@ -32,7 +32,7 @@ from torch.autograd import forward_ad
 
 import fmwc.checks
 from fmwc.adapters import Adapted
-from fmwc.calibration import auroc
+from fmwc.calibration import labels_choose
 from fmwc.checks import CheckResult
 from fmwc.errors import ShapeError, UsageError
 from fmwc.estimators import Estimator, Tangent, as_estimator
@@ -52,7 +52,6 @@ SCHEDULER = "FlowMatchEulerDiscreteScheduler"
 SCORES = ("integrated", "geometric", "endpoint", "peak", "spread", "detour")  # candidates if there are labels
 FEWEST = 8  # images of a reference
 LEVELS = 1001  # quantiles of a reference
-CLEARLY = 2.7  # standard errors above chance, required of the best of these scores
 OWN = ("callback_on_step_end", "generator", "return_dict")  # arguments of the pipeline that fmwc sets
 
 NO_REFERENCE = "there is no reference for images like these; call Confidence.fit_reference(prompts, n)"
@@ -633,8 +632,8 @@ class Confidence:
                 for name, found in scores.items():
                     found.append(run.score(name))
                 if labels is not None:
-                    found = require_labels(labels(images), "the result of labels")
-                    failed.append(torch.from_numpy(found).reshape(-1).to(run.grid.device))
+                    result = require_labels(labels(images), "the result of labels")
+                    failed.append(torch.from_numpy(result).reshape(-1).to(run.grid.device))
         finally:
             self.stop = stop
         values = {name: torch.cat(found) for name, found in scores.items()}
@@ -729,12 +728,11 @@ def _by_labels(scores: Mapping[str, Tensor], failed: Tensor) -> tuple[list[dict[
             f"labels must return one value per image, with failures and successes among them; got {bad} failures in "
             f"{len(failed)} labels for {count} images"
         )
-    by_score = {name: round(auroc(values[failed], values[~failed]), 4) for name, values in scores.items()}
-    name, best = max(by_score.items(), key=lambda pair: pair[1])
-    chance = ((len(failed) + 1) / (12 * bad * good)) ** 0.5  # standard error of the AUROC of a random score
-    reason = f"of {len(failed)} labels with {bad} failures, {name} has AUROC {best:.2f}"
-    rows = [{"score": name, "auroc": value} for name, value in sorted(by_score.items(), key=lambda pair: -pair[1])]
-    return rows, reason, "" if best > 0.5 + CLEARLY * chance else f"no score is better than chance ({reason})"
+    name, by_score = labels_choose(scores, failed)
+    rows = [{"score": name, "auroc": round(by_score[name], 4)} for name in sorted(by_score, key=lambda n: -by_score[n])]
+    best = rows[0]["score"]
+    reason = f"of {len(failed)} labels with {bad} failures, {best} has AUROC {by_score[best]:.2f}"
+    return rows, reason, "" if name else f"no score is better than chance ({reason})"
 
 
 # ---- the network of a pipeline as a velocity network -----------------------------------------------------------------
