@@ -20,7 +20,7 @@ __all__ = ["Controls"]
 
 UNSEEN = {18, *range(84, 89), *range(95, ELEMENTS + 1)}  # elements in no training crystal of MP-20
 # Metastable crystals of 50 each, in %, under the controls of `python -m experiments control`
-FREELY, BY_SYSTEM, BY_ELEMENTS = 46, 2, 18
+FREELY, BY_SYSTEM, BY_ELEMENTS = 40, 2, 16
 UNITS_SEEN = 4  # formula units in a cell, which are common: a fifth of MP-20, though it has at most 20 atoms in a cell
 # The share of MP-20's training crystals with 1, 2, … formula units, by the number of atoms per unit (1 to 10).
 UNITS = (
