@@ -20,6 +20,7 @@ __all__ = [
     "BLOCK",
     "Blocks",
     "Randomness",
+    "Same",
     "Share",
     "Stream",
     "as_randomness",
@@ -170,6 +171,24 @@ class Blocks:
             first = block * size
             pieces.append(full[max(self.start - first, 0) : min(stop - first, size)])
         return torch.cat(pieces).reshape(like.shape)
+
+
+class Same:
+    """Random numbers that are the same for each of `count` samples."""
+
+    def __init__(self, seed: int, count: int) -> None:
+        self.one, self.count = Blocks(seed, 0, 1), count
+
+    def normal(self, like: Tensor) -> Tensor:
+        return self.one.normal(self._row(like)).expand_as(like).clone()
+
+    def uniform(self, like: Tensor) -> Tensor:
+        return self.one.uniform(self._row(like)).expand_as(like).clone()
+
+    def _row(self, like: Tensor) -> Tensor:
+        if not like.ndim or like.shape[0] != self.count:
+            raise ShapeError(f"random numbers of shape {tuple(like.shape)} do not have one row for each sample")
+        return like[:1]
 
 
 def signs(randomness: Randomness, like: Tensor) -> Tensor:

@@ -476,8 +476,8 @@ def _require_tensors(stream: bytes) -> None:
     tuples: set[Any] = set()
     before = ""
     for op, value, _ in pickletools.genops(stream):
-        if op.name == "GLOBAL" and not _BUILDS.fullmatch(value):
-            raise ValueError(f"it calls {value.replace(' ', '.')}")
+        if op.name == "GLOBAL" and not _BUILDS.fullmatch(str(value)):
+            raise ValueError(f"it calls {str(value).replace(' ', '.')}")
         if op.name in ("BINPUT", "LONG_BINPUT") and before.startswith("TUPLE"):
             tuples.add(value)
         if op.name == "DUP" or (op.name in ("BINGET", "LONG_BINGET") and value in tuples):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from fmwc.checks.evidence import Contest, Echo, among_rivals, discrete_condition
 from fmwc.conventions import check_conventions
 from fmwc.errors import FmwcError, ShapeError, UsageError, nearest, require_finite
 from fmwc.flow import Space, as_space, euclidean
+from fmwc.randomness import derive
 from fmwc.state import (
     as_conditions,
     as_state,
@@ -43,6 +45,7 @@ class CheckResult:
         margin: For a contest, how much better the sample's condition explains it than the rival does; negative if the
             flow prefers the rival.
         evaluations: Evaluations of the network per sample.
+        error: The standard error of each score, if the check was repeated.
     """
 
     evidence: str
@@ -52,6 +55,7 @@ class CheckResult:
     rival: Tensor | list[str] | None
     margin: Tensor | None
     evaluations: int
+    error: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.score)
@@ -68,7 +72,8 @@ def check(
     rivals: Mapping[str, Any] | None = None,
     space: Space | Any = None,
     batch: int = 4096,
-    first: int = 0,
+    first: int | None = 0,
+    repeats: int = 1,
     progress: Callable[[int], None] | None = None,
     conventions: bool = True,
 ) -> CheckResult:
@@ -96,7 +101,9 @@ def check(
             continuous or text conditions.
         space: The space of the samples, or the shape of one. By default that of the field, or flat space.
         batch: The number of samples checked together.
-        first: The index of the first sample; the noise depends on it.
+        first: The index of the first sample; the noise depends on it. `None` for noise that is the same for all
+            samples, so that equal samples have equal scores.
+        repeats: How often an echo is repeated with other noise. The score is the mean.
         progress: Called with the number of samples done since the last call.
         conventions: Whether to warn if the network explains the samples no better than a zero velocity, or clearly
             better at another scale. This takes a few more evaluations.
@@ -109,7 +116,8 @@ def check(
     network = getattr(field, "network", field)
     space, x, cond = _prepared(field, network, space, x, as_conditions(cond))
     count, seed = batch_size(x), as_whole(seed, "seed")
-    batch, first = as_whole(batch, "batch", 1), as_whole(first, "first", 0)
+    batch, first = as_whole(batch, "batch", 1), None if first is None else as_whole(first, "first", 0)
+    repeats = as_whole(repeats, "repeats", 1)
     reference = getattr(field, "reference", None)
     chosen: Any = evidence
     if not callable(evidence):
@@ -119,16 +127,24 @@ def check(
     try:
         if conventions and isinstance(network, nn.Module) and count > 1:
             check_conventions(field, space, x, cond, seed=seed, refuse=False)
-        results = run_checks({chosen.name: chosen}, field, space, x, cond, seed, first, batch=batch, progress=progress)
+        repeats = repeats if chosen.name == "echo" else 1  # a contest has one rival, and nearest has no noise
+        seeds = [seed, *(derive(seed, "repeat", i) for i in range(1, repeats))]
+        several = [
+            run_checks({chosen.name: chosen}, field, space, x, cond, one, first, batch=batch, progress=progress)
+            for one in seeds
+        ]
     except FmwcError:
         raise
     except (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         _blame(error, x, cond)
         raise
-    score, rival = results[chosen.name], results.get("rival")
+    results, scores = several[0], torch.stack([one[chosen.name] for one in several])
+    score, rival = scores.mean(0), results.get("rival")
+    noise = scores.std(0) / math.sqrt(repeats) if repeats > 1 else None
     confidence, withheld = _confidence(reference, chosen, score, field, space, cond)
     named = [chosen.rivals[i] for i in rival.tolist()] if rival is not None and is_text(chosen.rivals) else rival
-    return CheckResult(chosen.name, score, confidence, withheld, named, results.get("margin"), chosen.evaluations)
+    evaluations = repeats * chosen.evaluations
+    return CheckResult(chosen.name, score, confidence, withheld, named, results.get("margin"), evaluations, noise)
 
 
 def _confidence(

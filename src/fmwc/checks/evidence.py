@@ -33,7 +33,7 @@ from torch import Tensor
 from fmwc.errors import UsageError, require_finite
 from fmwc.flow import FlatTorus, Space, path_of
 from fmwc.modes import evaluating
-from fmwc.randomness import Blocks, derive
+from fmwc.randomness import Blocks, Same, derive
 from fmwc.state import (
     as_whole,
     batch_size,
@@ -113,14 +113,16 @@ def squares(
 
 
 def renoised(
-    space: Space, x1: Any, t: float, seed: int, first: int = 0, draw: int = 0
+    space: Space, x1: Any, t: float, seed: int, first: int | None = 0, draw: int = 0
 ) -> tuple[Any, Any, Tensor]:  # -> x0, x1, t
     """Return noise x0, the samples x1 and their times t, the arguments of :func:`residuals`.
 
-    The noise of a sample depends only on the seed, the sample's index, the time and the draw.
+    The noise of a sample depends only on the seed, the sample's index, the time and the draw. If `first` is `None`, it
+    does not depend on the index, so that equal samples have equal scores.
     """
     count, like = batch_size(x1), next(iter(channels(x1).values()))
-    randomness = Blocks(derive(seed, "check", f"{t:.6g}", draw), first, count)
+    seed = derive(seed, "check", f"{t:.6g}", draw)
+    randomness = Same(seed, count) if first is None else Blocks(seed, first, count)
     x0 = tree_map(lambda c: c.to(like.dtype), space.noise(count, randomness, like.device))
     return x0, x1, like.new_full((count,), t)
 
@@ -159,7 +161,9 @@ class Echo:
         """Evaluations of the network per sample."""
         return len(self.times) * self.draws
 
-    def __call__(self, network: Any, space: Space, x1: Any, cond: Mapping[str, Any], seed: int, first: int) -> Evidence:
+    def __call__(
+        self, network: Any, space: Space, x1: Any, cond: Mapping[str, Any], seed: int, first: int | None
+    ) -> Evidence:
         space, logs = space.given(cond), []
         for draw in range(self.draws):
             for t in self.times:
@@ -179,7 +183,9 @@ class RowEcho(Echo):
 
     name = "row echo"
 
-    def __call__(self, network: Any, space: Space, x1: Any, cond: Mapping[str, Any], seed: int, first: int) -> Evidence:
+    def __call__(
+        self, network: Any, space: Space, x1: Any, cond: Mapping[str, Any], seed: int, first: int | None
+    ) -> Evidence:
         space = space.given(cond)
         names = [name for name in space.channels if name in space.present]
         if len({space.channels[name].shape[0] for name in names}) != 1:
@@ -281,7 +287,9 @@ class Contest:
             self, listed=among_rivals(self.cond, required_condition(cond, self.cond, self.name), self.rivals)
         )
 
-    def __call__(self, network: Any, space: Space, x1: Any, cond: Mapping[str, Any], seed: int, first: int) -> Evidence:
+    def __call__(
+        self, network: Any, space: Space, x1: Any, cond: Mapping[str, Any], seed: int, first: int | None
+    ) -> Evidence:
         count, space = batch_size(x1), space.given(cond)
         like = next(iter(channels(x1).values()))
         given = required_condition(cond, self.cond, self.name)
@@ -411,7 +419,9 @@ class Nearest:
         pairs = ((self.points, other.points), (self.labels, other.labels))
         return all(a is b or (a is not None and b is not None and torch.equal(a.cpu(), b.cpu())) for a, b in pairs)
 
-    def __call__(self, network: Any, space: Space, x1: Any, cond: Mapping[str, Any], seed: int, first: int) -> Evidence:
+    def __call__(
+        self, network: Any, space: Space, x1: Any, cond: Mapping[str, Any], seed: int, first: int | None
+    ) -> Evidence:
         states = vectors(space, x1, self.features)
         points = self.points.to(states)
         if states.shape[1] != points.shape[1]:
@@ -532,7 +542,7 @@ def run_checks(
     x: Any,
     cond: Mapping[str, Any],
     seed: int,
-    first: int,
+    first: int | None,
     *,
     batch: int | None = None,
     progress: Callable[[int], None] | None = None,
@@ -549,7 +559,8 @@ def run_checks(
                 for a in range(start, start + count, size):
                     rows = slice(a, min(a + size, start + count))
                     given = select_conditions(cond, rows, total)
-                    found = check(network, space, select(x, rows), given, seed, first + a)
+                    at = None if first is None else first + a
+                    found = check(network, space, select(x, rows), given, seed, at)
                     require_finite(found.score, f"the {name}")
                     parts.setdefault(name, []).append(found.score)
                     if contest:

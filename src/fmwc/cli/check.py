@@ -35,6 +35,7 @@ from fmwc.state import State, batch_size, tree_map
 
 __all__ = ["KINDS", "Inputs", "check_samples", "kind_of", "read_inputs"]
 
+REPEATS = 16  # of the check of a crystal: the same crystal in another cell meets other noise
 SHOWN = 5  # samples in the printed table, least confident first
 
 
@@ -57,8 +58,11 @@ def check_samples(options: Check) -> tuple[Rows, list[Path]]:
         "seed": options.seed,
         "space": getattr(field, "space", None),
         "batch": 256 if domain is None else domain.batch(device),
+        "first": 0 if kind == "run" else None,  # a run is checked with the noise it was drawn with
+        "repeats": REPEATS if kind == "cif" else 1,
     }
-    with claimed(out, "check", force=options.force), sampling_bar("checking samples", len(inputs.names)) as bar:
+    total = how["repeats"] * len(inputs.names)
+    with claimed(out, "check", force=options.force), sampling_bar("checking samples", total) as bar:
         result = check(field, x, cond, progress=bar, **how)
         table = _table(inputs, result)
         written = [write_rows(out / "checks.csv", _with_problems(table, inputs.problems))]
@@ -71,6 +75,7 @@ def check_samples(options: Check) -> tuple[Rows, list[Path]]:
             "not_checked": inputs.problems,
             "evidence": result.evidence,
             "evaluations": result.evaluations,
+            "standard_error": None if result.error is None else float(result.error.mean()),
             "read_as_something_else": None if result.margin is None else int((result.margin < 0).sum()),
             "withheld": result.withheld,
             "checkpoint_confidence": source,
@@ -292,6 +297,8 @@ def _table(inputs: Inputs, result: CheckResult) -> dict[str, list[Any]]:
     table: dict[str, list[Any]] = {"name": inputs.names}
     table |= {name: value.tolist() for name, value in inputs.cond.items() if value.ndim == 1}
     table |= {"score": score.tolist(), "rank": (1 - higher / len(score)).tolist()}
+    if result.error is not None:
+        table["standard_error"] = result.error.tolist()
     if result.confidence is not None:
         table["confidence"] = result.confidence.tolist()
     if result.rival is not None and result.margin is not None:
@@ -314,6 +321,9 @@ def _summary(inputs: Inputs, result: CheckResult, source: str) -> Rows:
     if inputs.problems:
         rows["not checked"] = f"{len(inputs.problems):,}, see checks.csv"
     rows |= {"evidence": result.evidence, "evaluations per sample": str(result.evaluations)}
+    if result.error is not None:
+        spread = f"; the scores of these samples differ by {result.score.std():.2g}" if len(inputs.names) > 1 else ""
+        rows["standard error of a score"] = f"{result.error.mean():.2g}{spread}"
     if result.margin is not None:
         other = int((result.margin < 0).sum())
         rows["better explained by another condition"] = f"{other:,} ({other / len(inputs.names):.1%})"
@@ -327,7 +337,9 @@ def _summary(inputs: Inputs, result: CheckResult, source: str) -> Rows:
 def _least_confident(table: dict[str, list[Any]]) -> Rows:
     """Return printed rows for the least confident samples."""
     order = sorted(range(len(table["name"])), key=lambda i: -table["score"][i])[:SHOWN]
-    conditions = [n for n in table if n not in ("name", "score", "rank", "confidence", "rival", "margin")]
+    conditions = [
+        n for n in table if n not in ("name", "score", "rank", "standard_error", "confidence", "rival", "margin")
+    ]
     rows = []
     for place, i in enumerate(order, 1):
         words = [str(table["name"][i]), f"score {table['score'][i]:.4g}"]

@@ -24,6 +24,7 @@ __all__ = ["ANGLES", "ELEMENTS", "MOST_ATOMS", "Cell", "Row", "Unusable", "cell_
 ELEMENTS = 118
 ANGLES = (59.9, 120.1)  # degrees; the angles of a Niggli cell lie between 60 and 120
 SLACK = 0.05  # tolerance of `nearly_niggli`, for ratios of lengths and for cosines
+SAME = 0.01  # Å; atoms of a supercell may differ this much from their copies, because files hold rounded numbers
 MOST_ATOMS = 20  # per cell of the training data, as in MP-20
 LONGEST = 10_000.0  # maximum length of an edge in Å
 STRUCTURES = 1_000_000  # maximum per file
@@ -252,15 +253,34 @@ def _in_range(angles: np.ndarray) -> bool:
     return bool(((angles > ANGLES[0]) & (angles < ANGLES[1])).all() and has_volume(angles))
 
 
+def primitive(structure: Any) -> tuple[Any, bool]:
+    """Return the primitive cell of an ordered pymatgen structure, and whether the crystal has symmetry.
+
+    A cell that is primitive already is returned unchanged. Inversion does not count as symmetry: it fixes no angles.
+    """
+    import spglib
+
+    cell = (structure.lattice.matrix, structure.frac_coords, structure.atomic_numbers)
+    found = spglib.get_symmetry_dataset(cell, symprec=SAME)
+    symmetric = found is not None and found.number > 2
+    made = spglib.find_primitive(cell, symprec=SAME)
+    if made is None or len(made[2]) >= len(structure):
+        return structure, symmetric
+    lattice, coords, numbers = made
+    return type(structure)(lattice, numbers, coords), symmetric
+
+
 def cell_of(structure: Any, *, keep: bool = False) -> Cell | str:
     """Return the Niggli cell of a pymatgen structure, or the reason why it cannot be used.
 
     Arguments:
         structure: The structure.
-        keep: Whether to keep a cell that is nearly a Niggli cell.
+        keep: Whether to make the cell primitive first, and to keep one that is nearly a Niggli cell, as a flow draws
+            it. Drawn cells have no symmetry; one with symmetry comes from elsewhere and is reduced.
     """
     if not structure.is_ordered:
         return DISORDERED
+    structure, symmetric = primitive(structure) if keep else (structure, False)
     if len(structure) > MOST_ATOMS:
         return TOO_MANY
     if not all(1 <= site.specie.Z <= ELEMENTS for site in structure):  # a dummy species has a large number
@@ -270,7 +290,7 @@ def cell_of(structure: Any, *, keep: bool = False) -> Cell | str:
         lengths, angles = np.array(reduced.lattice.abc), np.array(reduced.lattice.angles)
     except Exception:  # flat and needle-like cells fail in many ways
         return NO_CELL
-    if keep and nearly_niggli(structure.lattice, reduced.lattice):
+    if keep and not symmetric and nearly_niggli(structure.lattice, reduced.lattice):
         reduced = structure
         lengths, angles = np.array(reduced.lattice.abc), np.array(reduced.lattice.angles)
     coords = np.asarray(reduced.frac_coords) % 1.0
