@@ -211,8 +211,9 @@ def fit_confidence(
         raise UsageError("features= needs training points to compare with; give data, and leave out keep_data=False")
     data, given = _inputs(field, data, as_conditions(cond), features)
     space, device = _space_of(field), field.device
+    useless = ""
     if data is not None and conventions:
-        check_conventions(field, space, data, given, seed=seed)  # on random rows
+        useless = check_conventions(field, space, data, given, seed=seed).withheld  # on random rows
     count = _pilot_size(field, pilot)
     classes, unused = _classes(given, space, count, data is not None)
     within = classes[0] if len(classes) == 1 else ""
@@ -259,9 +260,12 @@ def fit_confidence(
     reason, rows = chosen.why, [{"score": c.name, "why": c.why, "usable": c.use} for c in candidates]
     if labels is not None:
         chosen, reason, rows = _by_labels(run, candidates, chosen, labels, min(judged, count))
+    withheld = "" if chosen.use else f"no evidence is better than chance on this model ({chosen.why})"
+    if labels is None:  # which show whether the evidence finds failures
+        withheld = useless or withheld
     field.reference = _reference(run, chosen, checks, reads, steps, stepper, within)._replace(
         reason=reason,
-        withheld="" if chosen.use else f"no evidence is better than chance on this model ({chosen.why})",
+        withheld=withheld,
         candidates=tuple(rows),
         classes={within: tuple(values.tolist())} if within else {},
         weights=field.checksum(),

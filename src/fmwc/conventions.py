@@ -125,6 +125,16 @@ class Conventions:
         return not self.loss < USELESS
 
     @property
+    def withheld(self) -> str:
+        """Why there is no confidence: samples of a network that is clearly worse than a zero velocity mean nothing."""
+        if not self.loss > 1 / USELESS:
+            return ""
+        return (
+            f"the network's loss is {self.loss:.3g} times that of a zero velocity, as if it was trained from another "
+            "source than the noise of the space, or on other data"
+        )
+
+    @property
     def message(self) -> str:
         """One line that describes the problem and the fix; empty if there is no problem."""
         worse = "worse than predicting nothing" if self.loss > 1 else "that of another convention"

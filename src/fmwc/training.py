@@ -547,8 +547,10 @@ def fit_noise(
     assert field.space is not None
     if pairs is not None and not isinstance(pairs, str):
         _require_source(field, field.space, known, given, rows.get(PAIRED, pairs), seed)
+    useless = ""
     if conventions:
-        check_conventions(field, field.space, known, given, seed=seed, pairs=rows.get(PAIRED, pairs))
+        found = check_conventions(field, field.space, known, given, seed=seed, pairs=rows.get(PAIRED, pairs))
+        useless = found.withheld
 
     def loss(x1: State, randomness: Stream, weight: Tensor, cond: dict[str, Any]) -> Tensor:
         given = {name: value for name, value in cond.items() if name != PAIRED}
@@ -560,7 +562,8 @@ def fit_noise(
             field.noise, loss, source, config, cond=rows, resume=resume, identity=about, progress=progress, every=every
         )
     if confidence:  # in every process, with the same result
-        fit_confidence(field, known, cond=given, seed=derive(seed, "confidence"), conventions=False)
+        made = fit_confidence(field, known, cond=given, seed=derive(seed, "confidence"), conventions=False)
+        field.reference = made._replace(withheld=useless or made.withheld)
     return history
 
 
