@@ -12,9 +12,8 @@ from fmwc.adapters import Guided, timestepped
 from fmwc.checks import residuals
 from fmwc.checks.evidence import renoised
 from fmwc.errors import UsageError
-from fmwc.estimators import Linearised, MonteCarlo, Tangent
+from fmwc.estimators import Linearised
 from fmwc.flow import euclidean
-from fmwc.sampling import Schedule
 
 pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
@@ -89,22 +88,29 @@ def test_images_are_those_of_the_pipeline(name, guided):
     assert len(run.times) == 3
     assert bool((run.times.diff(dim=0) > 0).all())
     assert float(run.times[0, 0]) == pytest.approx(0, abs=1e-3)
+    assert bool(run.mean.isnan().all())  # velocities are not kept
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_adapted_network_takes_the_steps_of_the_pipeline(name):
     """Time and sign are right if Euler steps of the adapter, towards the data, end where the pipeline ends."""
     pipe, call = pipeline(name), pipelines.embeddings(name, guided=False)
+    seen = []
+    handle = pipe.transformer.register_forward_hook(
+        lambda _, args, kwargs, out: seen.append((*args, *kwargs.values())[0]), with_kwargs=True
+    )
     with Confidence(pipe, fmwc.attach(pipe.transformer)) as confidence:
         end = draw(pipe, call, callback_on_step_end=confidence)
         run = confidence.trajectory
+    handle.remove()
+    start = seen[0][:2]
     network, cond = velocity(pipe, **{k: v for k, v in call.items() if k != "num_inference_steps"})
-    x = run.x0
+    x = start
     with torch.no_grad():
         for t, after in itertools.pairwise(run.grid):
             x = x + network(x, t, **cond) * (after - t)[0]
     assert torch.allclose(x, end, atol=1e-4)
-    assert not torch.allclose(x, run.x0, atol=0.1)
+    assert not torch.allclose(x, start, atol=0.1)
 
 
 def test_image_to_image_begins_between_noise_and_data(sd3):
@@ -129,7 +135,7 @@ def test_half_precision():
         pipe.to(dtype)
         call = {name: value.to(dtype) if isinstance(value, torch.Tensor) else value for name, value in call.items()}
         plain = draw(pipe, call)
-        with Confidence(pipe, fmwc.attach(pipe.transformer), estimator=Tangent(probes=8)) as confidence:
+        with Confidence(pipe, fmwc.attach(pipe.transformer), probes=8) as confidence:
             assert torch.equal(draw(pipe, call, callback_on_step_end=confidence), plain)
             scores.append(confidence.trajectory.score())
     assert torch.allclose(*scores, rtol=0.1)
@@ -138,50 +144,45 @@ def test_half_precision():
 # ---- the variance ----------------------------------------------------------------------------------------------------
 
 
-def first_variance(pipe, call, estimator, **attach):
+def first_variance(pipe, call, probes, **attach):
     field = fmwc.attach(pipe.transformer, initial_log_alpha=-7.0, **attach)
-    with Confidence(pipe, field, estimator=estimator) as confidence:
+    with Confidence(pipe, field, probes=probes) as confidence:
         draw(pipe, call | {"num_inference_steps": 1}, callback_on_step_end=confidence)
-        return confidence.trajectory
+        return confidence.trajectory.var[0]
 
 
-@pytest.mark.parametrize("name", ["sd3", "lumina2"])  # two blocks of rows, and two calls with normalisation
-def test_the_variance_of_the_guided_velocity_is_that_of_draws(name):
-    pipe, call = pipeline(name), pipelines.embeddings(name, count=1)
-    exact = first_variance(pipe, call, Linearised()).var[0]
-    pushed = first_variance(pipe, call, Tangent(probes=40)).var[0]
-    drawn = first_variance(pipe, call, MonteCarlo(draws=48)).var[0]
-    for estimated, most in ((pushed, 0.08), (drawn, 0.08)):
-        assert (estimated.sum() / exact.sum()).item() == pytest.approx(1, abs=most)
-        assert (estimated / exact).log().abs().median() < 0.2
-
-
-def test_the_guided_variance_agrees_with_the_adapter_of_guidance(sd3):
-    call = pipelines.embeddings("sd3", count=1)
-    run = first_variance(sd3, call, Linearised())
-    network = Guided(
-        timestepped(sd3.transformer, backwards=True),
-        call["guidance_scale"],
-        encoder_hidden_states=call["negative_prompt_embeds"][0],
-        pooled_projections=call["negative_pooled_prompt_embeds"][0],
+@pytest.mark.parametrize("name", ["sd3", "lumina2"])  # two blocks of rows in one call, and two calls
+def test_the_guided_variance_agrees_with_the_adapter_of_guidance(name):
+    pipe, call, seen = pipeline(name), pipelines.embeddings(name, count=1), []
+    call |= {"cfg_normalization": False} if name == "lumina2" else {}
+    handle = pipe.transformer.register_forward_hook(lambda _, args, kwargs, out: seen.append(kwargs), with_kwargs=True)
+    var = first_variance(pipe, call, probes=60)
+    handle.remove()
+    network, cond = velocity(
+        pipe, **{k: v for k, v in call.items() if k not in ("num_inference_steps", "guidance_scale")}
     )
-    field = fmwc.attach(network, space=(4, 8, 8), initial_log_alpha=-7.0)
-    cond = {"encoder_hidden_states": call["prompt_embeds"], "pooled_projections": call["pooled_prompt_embeds"]}
-    expected = field.moments(run.x0, 0.0, Linearised(), cond=cond).var.sum(1)
-    assert torch.allclose(run.var[0], expected, rtol=1e-3)
+    null = {"encoder_hidden_states": call["negative_prompt_embeds"][0]}
+    if name == "sd3":
+        null["pooled_projections"] = call["negative_pooled_prompt_embeds"][0]
+    field = fmwc.attach(Guided(network, call["guidance_scale"], **null), space=(4, 8, 8), initial_log_alpha=-7.0)
+    expected = field.moments(seen[0]["hidden_states"][:1], 0.0, Linearised(), cond=cond).var.sum(1)
+    assert (var.sum() / expected.sum()).item() == pytest.approx(1, abs=0.08)
+    assert (var / expected).log().abs().median() < 0.2
 
 
 def test_the_guided_variance_in_closed_form(sd3):
     """With noise in the last layer only, the variance is α θ² (h₀ + w (h₁ − h₀))², as for one draw of the weights."""
     seen = []
     handle = sd3.transformer.proj_out.register_forward_hook(lambda layer, args, out: seen.append(args[0].detach()))
-    run = first_variance(sd3, pipelines.embeddings("sd3"), Linearised(), include="proj_out")
+    var = first_variance(sd3, pipelines.embeddings("sd3"), 100, include="proj_out")
     handle.remove()
     without, with_prompt = seen[0].chunk(2)
     h = without + 4.0 * (with_prompt - without)  # (B, 16 patches, C)
-    var = torch.exp(torch.tensor(-7.0)) * h.square() @ sd3.transformer.proj_out.weight.square().mT
-    patches = var.unflatten(2, (2, 2, 4)).sum(-1).unflatten(1, (4, 4))  # (B, row, column, y, x)
-    assert torch.allclose(run.var[0], patches.transpose(2, 3).reshape(2, 8, 8), rtol=1e-3)
+    expected = torch.exp(torch.tensor(-7.0)) * h.square() @ sd3.transformer.proj_out.weight.square().mT
+    patches = expected.unflatten(2, (2, 2, 4)).sum(-1).unflatten(1, (4, 4))  # (B, row, column, y, x)
+    expected = patches.transpose(2, 3).reshape(2, 8, 8)
+    assert (var.sum() / expected.sum()).item() == pytest.approx(1, abs=0.05)
+    assert (var / expected).log().abs().median() < 0.15
     separate = 9 * without.square() + 16 * with_prompt.square()
     assert (separate.sum() / h.square().sum()) > 3  # independent noise would be another variance
 
@@ -196,9 +197,8 @@ def test_doubt_is_where_the_noise_is(name):
     try:
         with Confidence(pipe, fmwc.attach(pipe.transformer, include="proj_out")) as confidence:
             draw(pipe, pipelines.embeddings(name), callback_on_step_end=confidence)
-            latent, pixels = confidence.doubt_map((0, 0)), confidence.doubt_map()
-            weights = confidence.trajectory.weights[..., None, None]
-            assert torch.allclose(latent, (confidence.trajectory.var * weights).sum(0))
+            run, pixels = confidence.trajectory, confidence.doubt_map()
+            latent = (run.var * run.weights[..., None, None]).sum(0)
     finally:
         handle.remove()
     inside = torch.zeros(8, 8, dtype=torch.bool)
@@ -212,9 +212,10 @@ def test_doubt_is_where_the_noise_is(name):
 
 def test_few_readings(reader, sd3):
     call = pipelines.embeddings("sd3") | {"num_inference_steps": 6}
-    reader.schedule = Schedule.every(3)
+    reader.every = 3
     latents = draw(sd3, call, callback_on_step_end=reader)
     assert len(reader.trajectory.times) == 2
+    reader.remove()
     assert torch.equal(latents, draw(sd3, call))
 
 
@@ -246,10 +247,11 @@ def test_a_new_pipeline_can_be_stopped():
 
 
 def test_a_pipeline_that_cannot_be_interrupted_says_so():
-    pipe = pipeline("auraflow")
-    with pytest.raises(UsageError, match="AuraFlowPipeline cannot be interrupted"):
-        Confidence(pipe, fmwc.attach(pipe.transformer), stop=1.0)
-    assert "step" not in vars(pipe.scheduler)  # the hooks are removed
+    pipe, call = pipeline("auraflow"), pipelines.embeddings("auraflow")
+    with Confidence(pipe, fmwc.attach(pipe.transformer), stop=1.0) as confidence:  # noqa: SIM117
+        with pytest.raises(UsageError, match="cannot be interrupted"):
+            draw(pipe, call, callback_on_step_end=confidence)
+    assert not pipe.transformer._forward_hooks
 
 
 def test_best_of_returns_the_images_with_the_lowest_scores(reader, sd3):
@@ -290,8 +292,6 @@ def test_a_reference_gives_confidence_to_runs_with_the_same_settings(reader, sd3
     assert bool(((run.confidence >= 0) & (run.confidence <= 1)).all())
     order = run.score().argsort()
     assert bool((run.confidence[order].diff() <= 0).all())
-    half = reader.threshold(0.5)
-    assert reference.quantiles[0] < half < reference.quantiles[-1]
     others = (({"num_inference_steps": 5}, "5 Euler"), ({"guidance_scale": 2.0}, "weights -1/2"))
     for change, why in others:
         draw(sd3, call | change, callback_on_step_end=reader)
@@ -318,8 +318,6 @@ def test_labels_choose_the_score_or_withhold_confidence(reader, sd3):
     middle = torch.cat(scores).quantile(0.42)
     chosen = reader.fit_reference(n=3, labels=by_endpoint, **call)
     assert (chosen.score, chosen.withheld) == ("endpoint", "")
-    with pytest.raises(UsageError, match=r"stop needs the score integrated, but .* is endpoint"):
-        reader.threshold(0.5)
     draw(sd3, call, callback_on_step_end=reader)
     assert reader.trajectory.confidence.shape == (4,)
     names = itertools.count()
@@ -453,9 +451,8 @@ def test_errors_name_what_to_do(reader, sd3):
         reader.trajectory  # noqa: B018
     with pytest.raises(UsageError, match=r"torch\.inference_mode"), torch.inference_mode():
         draw(sd3, call, callback_on_step_end=reader)
-    draw(sd3, call)  # without the callback
-    with pytest.raises(UsageError, match="nothing was read"):
-        reader.trajectory  # noqa: B018
+    with pytest.raises(UsageError, match="without callback_on_step_end"):
+        draw(sd3, call)
     with pytest.raises(UsageError, match="at least 8 images"):
         reader.fit_reference(n=1, **call)
     with pytest.raises(UsageError, match="leave it out"):
@@ -491,12 +488,14 @@ def test_training_the_network_is_not_disturbed(interrupted, reader, sd3):
     call = pipelines.embeddings("sd3")
     if interrupted:
 
-        def interrupt(pipe, step, t, options):
+        def interrupt(layer, args):
             raise KeyboardInterrupt
 
+        handle = sd3.transformer.proj_out.register_forward_pre_hook(interrupt)
         with pytest.raises(KeyboardInterrupt):
-            draw(sd3, call, callback_on_step_end=interrupt)
-        assert reader._tap.active
+            draw(sd3, call, callback_on_step_end=reader)
+        handle.remove()
+        reader.remove()
     else:
         draw(sd3, call, callback_on_step_end=reader)
     network, cond = (

@@ -1,12 +1,13 @@
 r"""Confidence of the images of diffusers' pipelines that use `FlowMatchEulerDiscreteScheduler` (SD3, Flux, Lumina2, …).
 
->>> confidence = Confidence(pipe, field)  # doctest: +SKIP
->>> images = pipe(prompt, callback_on_step_end=confidence).images  # doctest: +SKIP
+>>> with Confidence(pipe, field) as confidence:  # doctest: +SKIP
+...     images = pipe(prompt, callback_on_step_end=confidence).images
 >>> confidence.trajectory.score(), confidence.doubt_map()  # doctest: +SKIP
 
-The variance is that of the velocity which the scheduler receives: guided, normalised and with the pipeline's sign. The
-pipeline computes it from one or two evaluations of its network, v = f(o₁, o₂). Hooks record the evaluations of a step
-and the graph of f, and the step's random directions δ are pushed through the network (:class:`Tangent`) and through f:
+The variance is that of the velocity that moves the latents: guided, normalised and with the pipeline's sign. The
+pipeline computes it from one or two evaluations of its network, v = f(o₁, o₂). Autograd records the pipeline's
+operations from these evaluations to the end of the step, and the directions δ that the estimator pushes through the
+network are pushed through f:
 
 .. math:: Var[v] = E \left[ \left( \sum_k \frac{∂f}{∂o_k} δ_k \right)^2 \right]
 
@@ -17,12 +18,10 @@ numbers, so the images are bit for bit the same.
 
 from __future__ import annotations
 
-import functools
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -35,45 +34,30 @@ from fmwc.adapters import Adapted
 from fmwc.calibration import labels_choose
 from fmwc.checks import CheckResult
 from fmwc.errors import ShapeError, UsageError
-from fmwc.estimators import Estimator, Tangent, as_estimator
+from fmwc.estimators import Tangent
 from fmwc.field import Field
-from fmwc.flow import euclidean
 from fmwc.modes import eagerly
 from fmwc.noise import Pass
 from fmwc.randomness import Blocks, derive
-from fmwc.sampling import ReadWith, Reference, Schedule, Trajectory
-from fmwc.sampling.confidence import CHANGED, EVERY_STEP, compared, is_due
-from fmwc.sampling.trajectory import FreeSignals
+from fmwc.sampling import ReadWith, Reference, Trajectory
+from fmwc.sampling.confidence import CHANGED, compared
 from fmwc.state import as_whole, has_rows, require_labels, unsqueeze_like
 
 __all__ = ["Best", "Confidence", "check", "encode", "velocity"]
 
 SCHEDULER = "FlowMatchEulerDiscreteScheduler"
-SCORES = ("integrated", "geometric", "endpoint", "peak", "spread", "detour")  # candidates if there are labels
+SCORES = ("integrated", "geometric", "endpoint", "peak")  # candidates if there are labels
 FEWEST = 8  # images of a reference
-LEVELS = 1001  # quantiles of a reference
-OWN = ("callback_on_step_end", "generator", "return_dict")  # arguments of the pipeline that fmwc sets
-
 NO_REFERENCE = "there is no reference for images like these; call Confidence.fit_reference(prompts, n)"
-
 
 # ---- one step of a pipeline ------------------------------------------------------------------------------------------
 
 
 class Call(NamedTuple):
-    """One call of the pipeline's network.
+    """One evaluation of the network: its arguments by name (the first is the state), and its output, a leaf."""
 
-    Attributes:
-        kwargs: Its arguments by name; the first one is the state.
-        output: Its output, a leaf of the graph of f.
-    """
-
-    kwargs: dict[str, Any]
+    args: dict[str, Any]
     output: Tensor
-
-    @property
-    def rows(self) -> int:
-        return len(self.output)
 
 
 class Step:
@@ -81,71 +65,55 @@ class Step:
 
     Arguments:
         network: The pipeline's network.
-        noise: Its noise model.
-        calls: The calls of the network.
-        v: The velocity as the scheduler receives it, with its graph.
+        calls: Its evaluations.
+        after: The latents after the step, with the graph from the outputs of the evaluations.
+        start, end: The noise levels.
     """
 
     fused = False
     row_order_checked = True
+    noise: Any = None  # the noise model, for an estimator
 
-    def __init__(self, network: nn.Module, noise: Any, calls: Sequence[Call], v: Tensor) -> None:
-        if not v.requires_grad:
-            raise UsageError("the pipeline's velocity cannot be traced back to its network; read another pipeline")
-        self.network, self.noise, self.calls = network, noise, calls
-        self.v, self.count = v.detach(), len(v)
-        self.evaluations = sum(call.rows for call in calls) // self.count
+    def __init__(self, network: nn.Module, calls: Sequence[Call], after: Tensor, start: float, end: float) -> None:
+        if not after.requires_grad:
+            raise UsageError("the latents cannot be traced back to the pipeline's network; read another pipeline")
+        self.network, self.calls, self.after, self.start, self.end = network, calls, after.detach(), start, end
+        self.count = len(after)
+        self.evaluations = sum(len(call.output) for call in calls) // self.count
         with torch.enable_grad():
-            leaves = [call.output for call in calls]
-            self.probe = torch.zeros_like(v, requires_grad=True)
-            self.pulled = torch.autograd.grad(v, leaves, self.probe, create_graph=True, allow_unused=True)
+            self.probe = torch.zeros_like(after, requires_grad=True)
+            outputs = [call.output for call in calls]
+            self.pulled = torch.autograd.grad(after / (end - start), outputs, self.probe, create_graph=True)
 
     def __call__(self, x: Any, t: Tensor, **cond: Any) -> Tensor:
-        """Return the velocity of the pipeline."""
-        return self.v
+        """Return the mean, which is not needed."""
+        return torch.zeros_like(self.after)
 
     def run(self, current: Pass, x: Any, t: Tensor, *, cond: Mapping[str, Any] | None = None) -> Tensor:
-        """Evaluate the network once for all calls under a pass; return the velocity, by the derivative of f."""
-        kwargs = stacked(self.calls, self.count)
+        """Evaluate the network for all calls under a pass; return a dual number with the tangent of v."""
         scope = self.noise.during(current, t, (), self.evaluations > 1)
-        out = eagerly(scope.call)(self.network, **kwargs)[0]
-        parts = out.unflatten(0, (self.count, self.evaluations)).transpose(0, 1)
-        duals = [forward_ad.unpack_dual(part.flatten(0, 1)) for part in self._of_calls(parts)]
-        v = self.v + self.linear([d.primal - call.output.detach() for d, call in zip(duals, self.calls, strict=True)])
-        tangents = [d.tangent for d in duals]
-        if all(tangent is None for tangent in tangents):
-            return v
-        return forward_ad.make_dual(v, self.linear(tangents))
+        out = eagerly(scope.call)(self.network, **stacked(self.calls, self.count))[0]
+        parts = out.unflatten(0, (self.count, -1)).transpose(0, 1)
+        split = parts.split([len(call.output) // self.count for call in self.calls])
+        tangents = [forward_ad.unpack_dual(part.flatten(0, 1)).tangent for part in split]
+        return forward_ad.make_dual(torch.zeros_like(self.after), self.linear(tangents))
 
     def linear(self, changes: Sequence[Tensor | None]) -> Tensor:
         """Return the derivative of f, applied to a change of each call's output."""
-        # Both directions of a derivative in reverse mode: the derivative of the pulled-back probe by the probe.
-        both = zip(self.pulled, changes, strict=True)
-        pairs = [(p, c.to(p.dtype)) for p, c in both if p is not None and c is not None]
-        with torch.enable_grad():
-            (found,) = torch.autograd.grad(
-                [p for p, _ in pairs],
-                self.probe,
-                [c for _, c in pairs],
-                retain_graph=True,
-                create_graph=any(c.requires_grad for _, c in pairs),
-            )
-        return found
+        # A derivative in forward mode from two in reverse mode: that of the pulled-back probe by the probe.
+        pairs = [(p, c.to(p.dtype)) for p, c in zip(self.pulled, changes, strict=True) if c is not None]
+        pulled, like = zip(*pairs, strict=True)
+        return torch.autograd.grad(pulled, self.probe, like, retain_graph=True)[0]
 
-    def weights(self) -> str:
-        """Describe f by the weight of each evaluation; `varying` if it is not the same everywhere."""
-        found = []
+    def weights(self) -> list[float]:
+        """Return the weight of each evaluation in f; not a number if it is not the same everywhere."""
+        ones, found = [torch.ones_like(call.output) for call in self.calls], []
         for number in range(self.evaluations):
-            one = torch.arange(self.evaluations) == number
-            rows = [torch.ones_like(c.output).unflatten(0, (-1, self.count)) for c in self.calls]
-            sizes = [len(row) for row in rows]
-            parts = [r * m.to(r).reshape(-1, *[1] * (r.ndim - 1)) for r, m in zip(rows, one.split(sizes), strict=True)]
-            low, high = self.linear([part.flatten(0, 1) for part in parts]).aminmax()
-            found.append(f"{float(low):.4g}" if high - low <= 1e-3 * high.abs().clamp_min(1) else "varying")
-        return "/".join(found)
-
-    def _of_calls(self, parts: Tensor) -> tuple[Tensor, ...]:  # (evaluations, B, *)
-        return parts.split([call.rows // self.count for call in self.calls])
+            rows = torch.arange(self.evaluations).repeat_interleave(self.count) == number
+            masks = rows.to(self.after.device).split([len(one) for one in ones])
+            low, high = self.linear([o * unsqueeze_like(m, o) for o, m in zip(ones, masks, strict=True)]).aminmax()
+            found.append(float(low) if high - low <= 1e-3 * high.abs().clamp_min(1) else torch.nan)
+        return found
 
 
 def stacked(calls: Sequence[Call], count: int) -> dict[str, Any]:
@@ -153,147 +121,52 @@ def stacked(calls: Sequence[Call], count: int) -> dict[str, Any]:
 
     Pipelines evaluate a guided velocity in one call on two blocks of rows (SD3), or in two calls (Lumina2).
     """
-    evaluations = sum(call.rows for call in calls)
-    if evaluations % count or evaluations // count > 2:
+    evaluations = sum(len(call.output) for call in calls) / count
+    if evaluations not in (1, 2):
         raise UsageError(
-            f"the pipeline evaluated its network {evaluations / count:g} times per image in one step; 1 and 2 are "
+            f"the pipeline evaluated its network {evaluations:g} times per image in one step; 1 and 2 are "
             "supported: switch off further guidance (skip_guidance_layers, perturbed attention)"
         )
-    if evaluations == count:
-        return dict(calls[0].kwargs)
 
-    def merged(name: str, values: list[Any]) -> Any:
-        has = [has_rows(v, call.rows) and not name.endswith("_ids") for v, call in zip(values, calls, strict=True)]
-        if all(has):
+    def merged(name: str) -> Any:
+        values = [call.args[name] for call in calls]
+        if all(is_row(name, value, call) for value, call in zip(values, calls, strict=True)):
             if len({value.shape[1:] for value in values}) > 1:
                 raise UsageError(
-                    f"the evaluations with and without the prompt have '{name}' of shapes "
-                    f"{' and '.join(str(tuple(value.shape[1:])) for value in values)}; pad both prompts to one length"
+                    f"the two evaluations have '{name}' of different lengths; pad both prompts to one length"
                 )
-            return torch.cat(values).unflatten(0, (2, count)).transpose(0, 1).flatten(0, 1)
-        if any(value is not values[0] and not _equal(value, values[0]) for value in values):
-            raise UsageError(f"the evaluations of the guided velocity differ in '{name}', which has no row per image")
+            return torch.cat(values).unflatten(0, (-1, count)).transpose(0, 1).flatten(0, 1)
+        if not all(same(value, values[0]) for value in values):
+            raise UsageError(f"the two evaluations differ in '{name}', which has no row per image")
         return values[0]
 
-    return {name: merged(name, [call.kwargs[name] for call in calls]) for name in calls[0].kwargs}
+    return {name: merged(name) for name in calls[0].args}
 
 
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.shape == b.shape and torch.equal(a, b)
-    return bool(type(a) is type(b) and not isinstance(a, Tensor) and a == b)
+def is_row(name: str, value: Any, call: Call) -> bool:
+    """Return whether an argument of the network has a row for each image; positions (`img_ids`) have none."""
+    return has_rows(value, len(call.output)) and not name.endswith("_ids")
 
 
-class Tap:
-    """Hooks on a pipeline's network and scheduler, which see the calls and the velocity of every step.
-
-    Between the first call of a step and the scheduler, autograd records the pipeline's operations. Pipelines run under
-    `torch.no_grad`, which restores the mode at their end even after an exception.
-
-    Arguments:
-        pipe: The pipeline.
-        begin: Called when the pipeline sets its timesteps.
-        wanted: Returns whether to record the present step.
-        read: Called with the calls, the velocity with its graph, the state, the time and the state after the step.
-    """
-
-    def __init__(
-        self, pipe: Any, begin: Callable[[], None], wanted: Callable[[], bool], read: Callable[..., None]
-    ) -> None:
-        self.pipe, self.network, self.scheduler = pipe, network_of(pipe), scheduler_of(pipe)
-        self.begin, self.wanted, self.read = begin, wanted, read
-        self.active = self.busy = False
-        self.calls: list[Call] = []
-        called = pipe.transformer if getattr(pipe, "transformer", None) is not None else pipe.unet
-        self.handles = (
-            called.register_forward_pre_hook(self._before, with_kwargs=True),
-            called.register_forward_hook(self._after, with_kwargs=True),
-        )
-        wraps = {"step": self._step, "set_timesteps": self._set_timesteps}
-        for name, function in wraps.items():
-            method = getattr(self.scheduler, name)
-            # Pipelines inspect the signatures of these methods.
-            setattr(self.scheduler, name, functools.wraps(method)(functools.partial(function, method)))
-
-    def remove(self) -> None:
-        """Remove the hooks."""
-        self.active = False
-        for handle in self.handles:
-            handle.remove()
-        for name in ("step", "set_timesteps"):
-            vars(self.scheduler).pop(name, None)
-
-    def _set_timesteps(self, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        self.active, self.calls = True, []
-        self.begin()
-        return method(*args, **options)
-
-    def _running(self) -> bool:
-        """Return whether the pipeline is running in this thread."""
-        frame: Any = sys._getframe()
-        while frame is not None:
-            if frame.f_code.co_name == "__call__" and frame.f_locals.get("self") is self.pipe:
-                return True
-            frame = frame.f_back
-        return False
-
-    def _before(self, network: nn.Module, args: Any, kwargs: Any) -> None:
-        if self.active and not self.busy:
-            if not self._running():  # an earlier run was interrupted
-                self.active, self.calls = False, []
-                return
-            if torch.is_inference_mode_enabled():
-                raise UsageError("variances cannot be read in torch.inference_mode; use torch.no_grad for the pipeline")
-            torch.set_grad_enabled(False)  # enabled after an earlier call of this step
-
-    def _after(self, network: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        if not self.active or self.busy or not self.wanted():
-            return None
-        first = output[0]
-        if not isinstance(first, Tensor):
-            raise UsageError(f"{type(network).__name__} returns a {type(first).__name__}; one tensor is supported")
-        leaf = first.detach().requires_grad_()
-        bound = inspect.signature(self.network.forward).bind(*args, **kwargs).arguments
-        self.calls.append(Call({**bound, **bound.pop("kwargs", {})}, leaf))
-        torch.set_grad_enabled(True)
-        changed = leaf.clone()  # the pipeline may change its output in place
-        if isinstance(output, tuple):
-            return (changed, *output[1:])
-        output[0 if isinstance(output, list) else next(iter(output))] = changed
-        return output
-
-    def _step(self, method: Callable[..., Any], v: Tensor, timestep: Any, sample: Tensor, *args: Any, **kw: Any) -> Any:
-        if not self.active:
-            return method(v, timestep, sample, *args, **kw)
-        if self.calls:
-            torch.set_grad_enabled(False)
-        calls, self.calls = self.calls, []
-        t = 1 - torch.as_tensor(timestep).float() / self.scheduler.config.num_train_timesteps
-        result = method(v.detach(), timestep, sample, *args, **kw)
-        after = result[0] if isinstance(result, tuple) else result.prev_sample
-        self.busy = True
-        try:
-            self.read(calls, v, sample, t, after)
-        finally:
-            self.busy = False
-        return result
+def same(a: Any, b: Any) -> bool:
+    """Return whether two arguments of the network are equal."""
+    tensors = isinstance(a, Tensor) and isinstance(b, Tensor)
+    return a is b or (torch.equal(a, b) if tensors else type(a) is type(b) and bool(a == b))
 
 
-def network_of(pipe: Any) -> Any:
-    """Return the velocity network of a pipeline; if it is compiled, the module that was compiled."""
+# ---- reading a pipeline ----------------------------------------------------------------------------------------------
+
+
+def network_of(pipe: Any) -> tuple[nn.Module, nn.Module]:
+    """Return the velocity network of a pipeline as it is called, and uncompiled."""
     for name in ("transformer", "unet"):
         if isinstance(network := getattr(pipe, name, None), nn.Module):
-            return getattr(network, "_orig_mod", network)
+            return network, getattr(network, "_orig_mod", network)
     raise UsageError(f"pipe must be a pipeline of diffusers with a transformer or unet, got {type(pipe).__name__}")
 
 
-def texts_of(prompts: Any) -> list[Any] | None:
-    """Return prompts, or classes, as a list; a single one becomes a list of one."""
-    return [prompts] if isinstance(prompts, (str, int)) else None if prompts is None else list(prompts)
-
-
 def scheduler_of(pipe: Any) -> Any:
-    """Return the scheduler of a pipeline; raise if it is not that of a flow with noise at timestep 1000."""
+    """Return the scheduler of a pipeline; raise if the pipeline cannot be read."""
     if "callback_on_step_end" not in inspect.signature(type(pipe).__call__).parameters:
         raise UsageError(
             f"{type(pipe).__name__} takes no callback_on_step_end, so its steps cannot be read; sample its network "
@@ -305,13 +178,106 @@ def scheduler_of(pipe: Any) -> Any:
             f"the pipeline's scheduler is {type(scheduler).__name__}; use pipe.scheduler = {SCHEDULER}.from_config("
             "pipe.scheduler.config) if the model is a flow"
         )
-    if scheduler.config.get("invert_sigmas"):
-        raise UsageError("a scheduler with inverted sigmas (Mochi) is not supported")
-    if scheduler.config.get("stochastic_sampling"):
-        raise UsageError("a scheduler with stochastic_sampling is not supported; its images have no single trajectory")
-    if "step" in vars(scheduler):
-        raise UsageError("the pipeline is already read by a Confidence; call its remove() first")
+    for option in ("invert_sigmas", "stochastic_sampling"):
+        if scheduler.config.get(option):
+            raise UsageError(f"a scheduler with {option} is not supported")
     return scheduler
+
+
+class Reader:
+    """Callback of a pipeline, with hooks that see the evaluations of its network, for `read` at the end of each step.
+
+    From the first evaluation of a step to the callback, autograd records the pipeline's operations. Pipelines run under
+    `torch.no_grad`, which restores the mode at their end even after an exception.
+    """
+
+    tensor_inputs = ("latents",)  # asked for by diffusers' MultiPipelineCallbacks
+
+    def __init__(self, pipe: Any, begin: Callable[[], object], read: Callable[[Step], object]) -> None:
+        called, self.network = network_of(pipe)
+        self.pipe, self.scheduler, self._begin, self._read = pipe, scheduler_of(pipe), begin, read
+        if any(isinstance(getattr(hook, "__self__", None), Reader) for hook in called._forward_hooks.values()):
+            raise UsageError("the pipeline is already read by a Confidence; call its remove() first")
+        self._timesteps = self.scheduler.timesteps  # a new tensor in each run of the pipeline
+        self._running, self._step, self._calls = False, 0, list[Call]()
+        self._handles = (
+            called.register_forward_pre_hook(self._before, with_kwargs=True),
+            called.register_forward_hook(self._after, with_kwargs=True),
+        )
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove the hooks from the pipeline."""
+        for handle in self._handles:
+            handle.remove()
+
+    @property
+    def _sigmas(self) -> list[float]:
+        """The noise level at the start of each step, and at the end."""
+        return self.scheduler.sigmas[self.scheduler.begin_index or 0 :].tolist()
+
+    def _before(self, network: nn.Module, args: Any, kwargs: Any) -> None:
+        if self.scheduler.timesteps is not self._timesteps:
+            if torch.is_inference_mode_enabled():
+                raise UsageError("variances cannot be read in torch.inference_mode; use torch.no_grad for the pipeline")
+            self._timesteps, self._running, self._step, self._calls = self.scheduler.timesteps, True, 0, []
+            self._begin()
+        elif self._calls:
+            if (self.scheduler.step_index or 0) > self._step + (self.scheduler.begin_index or 0):
+                self._running, self._calls = False, []
+                raise UsageError("a step ended without callback_on_step_end=confidence; pass it, or call its remove()")
+            if _time(self._named(args, kwargs)) == _time(self._calls[0].args):
+                torch.set_grad_enabled(False)  # the second evaluation of this step
+            else:
+                self._running, self._calls = False, []  # an earlier run was interrupted
+
+    def _after(self, network: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        if not self._running or torch.is_grad_enabled():
+            return None
+        if not isinstance(first := output[0], Tensor):
+            raise UsageError(f"{type(network).__name__} returns a {type(first).__name__}; one tensor is supported")
+        leaf = first.detach().requires_grad_()
+        self._calls.append(Call(self._named(args, kwargs), leaf))
+        torch.set_grad_enabled(True)
+        changed = leaf.clone()  # the pipeline may change its output in place
+        if isinstance(output, tuple):
+            return (changed, *output[1:])
+        output[0 if isinstance(output, list) else next(iter(output))] = changed
+        return output
+
+    def _named(self, args: Any, kwargs: Any) -> dict[str, Any]:
+        named = inspect.signature(self.network.forward).bind(*args, **kwargs).arguments
+        named = {**named, **named.pop("kwargs", {})}
+        if "timestep" not in named:
+            raise UsageError(
+                "the pipeline's network has no argument timestep; wrap it with fmwc.adapters.adapt instead"
+            )
+        return named
+
+    def __call__(self, pipe: Any, step: int, timestep: Any, given: dict[str, Any]) -> dict[str, Any]:
+        """Finish a step; the pipeline calls this as `callback_on_step_end`."""
+        torch.set_grad_enabled(False)
+        calls, self._calls = self._calls, []
+        if not calls or pipe.scheduler is not self.scheduler:
+            raise UsageError("the pipeline's network or scheduler was replaced; make a new Confidence")
+        if "latents" not in given:
+            raise UsageError("callback_on_step_end_tensor_inputs must hold 'latents'")
+        latents = given["latents"].detach()
+        self._running = False  # the reading evaluates the network
+        self._read(Step(self.network, calls, given["latents"], *self._sigmas[self._step : self._step + 2]))
+        self._step += 1
+        self._running = self._step < len(self._sigmas) - 1
+        return given | {"latents": latents}
+
+
+def _time(args: Mapping[str, Any]) -> float:
+    """Return the network's time in a call."""
+    return float(torch.as_tensor(args["timestep"]).flatten()[0])
 
 
 # ---- confidence ------------------------------------------------------------------------------------------------------
@@ -333,17 +299,18 @@ class Best(NamedTuple):
     evaluations: int
 
 
-class Confidence:
+class Confidence(Reader):
     """Callback of a pipeline that reads the variance of the velocity at each step.
 
-    The hooks remain in the pipeline until :meth:`remove`, or the end of a `with` block. A run without the callback
-    reads its first step only. Each reading takes one more evaluation of the network in forward mode per probe.
+    The hooks remain in the pipeline until :meth:`remove`, or the end of a `with` block; until then, pass this callback
+    to the pipeline. Among several (`MultiPipelineCallbacks`), it comes first. Each reading takes one more evaluation of
+    the network in forward mode per probe.
 
     Arguments:
         pipe: A pipeline of diffusers.
         field: A field whose network is `pipe.transformer` or an adapter of it (:func:`velocity`).
-        estimator: The estimator of the variance. It must return one variance per coordinate.
-        schedule: When to read the variance; at every step by default.
+        probes: The number of random directions per reading.
+        every: Steps between two readings; the last step is always read.
         score: The score of the images. The default is that of the field's reference if it is one of pipelines, else
             `integrated`, which only grows along the trajectory.
         stop: Interrupt the run when the integrated score of every image exceeds this number, or the number per image.
@@ -354,253 +321,153 @@ class Confidence:
         stopped: The number of steps after which the run was interrupted; 0 if it was not.
     """
 
-    tensor_inputs = ("latents",)  # read by diffusers' MultiPipelineCallbacks
-
     def __init__(
         self,
         pipe: Any,
         field: Field,
         *,
-        estimator: str | Estimator = Tangent(),  # noqa: B008
-        schedule: Schedule = EVERY_STEP,
+        probes: int = 1,
+        every: int = 1,
         score: str = "",
         stop: float | Tensor | None = None,
         seed: int = 0,
     ) -> None:
-        network = network_of(pipe)
-        if not isinstance(field, Field) or not any(m is network for m in field.network.modules()):
+        network = network_of(pipe)[1]
+        if not isinstance(field, Field) or not any(module is network for module in field.network.modules()):
             raise UsageError(
                 "the field must be attached to the pipeline's network: fmwc.attach(pipe.transformer), or attach an "
                 "adapter of it"
             )
         known = getattr(field.reference, "score", "")
-        self.score = score or (known if known in SCORES else SCORES[0])
-        self.pipe, self.field, self.seed = pipe, field, as_whole(seed, "seed")
-        self.estimator, self.schedule, self.stop = as_estimator(estimator), schedule, stop
-        self._tap = Tap(pipe, self._begin, self._wanted, self._read)
-        try:
-            self._begin()
-        except UsageError:
-            self.remove()
-            raise
-
-    def __enter__(self) -> Confidence:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.remove()
-
-    def remove(self) -> None:
-        """Remove the hooks from the pipeline."""
-        self._tap.remove()
+        self.field, self.score = field, score or (known if known in SCORES else SCORES[0])
+        self.estimator, self.every = Tangent(as_whole(probes, "probes", 1)), as_whole(every, "every", 1)
+        self.stop, self.seed, self.stopped = stop, as_whole(seed, "seed"), 0
+        super().__init__(pipe, self._reset, self._take)
 
     # ---- while a pipeline runs ----
 
-    def _begin(self) -> None:
-        network, noise = (next(module.parameters()) for module in (self._tap.network, self.field.noise))
+    def _reset(self) -> None:
+        """Forget the run before."""
+        network, noise = (next(module.parameters()) for module in (self.network, self.field.noise))
         if (network.device, network.dtype) != (noise.device, noise.dtype):
             raise UsageError(
                 f"the network is {network.dtype} on {network.device}, but its noise {noise.dtype} on {noise.device}; "
-                f"use field.to(pipe.device, pipe.dtype)"
+                "use field.to(pipe.device, pipe.dtype)"
             )
-        if self.stop is not None and not self._stops:
+        if self.stop is not None and not hasattr(type(self.pipe), "interrupt"):
             raise UsageError(f"{type(self.pipe).__name__} cannot be interrupted; leave out stop")
-        self.stopped = self._step = 0
-        self._called = True  # by the pipeline, after the step before
-        self._readings: list[tuple[int, Tensor]] = []  # number of the step, variance per position
-        self._times: list[Tensor] = []
-        self._x0: Any = None
-        self._x: Any = None
-        self._free: FreeSignals | None = None
-        self._made: list[str] = []  # settings, and the steps at which they changed
-        self._left: tuple[Any, int] = (None, 0)  # the latents after the step before, and their version
-        self._edited = 0
-        self._evaluations = 0
-        self._partial: Any = 0.0
-        self._layout: dict[str, Any] = {}
+        self.stopped = self._edited = 0
+        self._latents = torch.empty(0)
+        self._readings: dict[int, Tensor] = {}  # by step: the variance per position
+        self._settings: dict[int, Tensor] = {}  # by the step since which they hold
 
-    @property
-    def _stops(self) -> bool:
-        """Whether the pipeline can be interrupted."""
-        return hasattr(type(self.pipe), "interrupt")
+    def _take(self, step: Step) -> None:
+        """Read one step."""
+        number, last, latents, args = self._step, len(self._sigmas) - 2, step.after, step.calls[0].args
+        if number:  # the network sees the latents of the step before, alone or beside other channels or tokens
+            x = next(iter(args.values()))[tuple(slice(n) for n in latents.shape)].to(latents)
+            self._edited = self._edited or number * (not same(x, self._latents))
+        self._latents = latents.clone()  # a later callback may change them in place
+        guidance = args.get("guidance", getattr(self.pipe, "guidance_scale", None))
+        scale = torch.nan if guidance is None else float(torch.as_tensor(guidance).max())
+        made = torch.tensor([*step.weights(), scale])
+        known = list(self._settings.values())[-1:]
+        if not known or len(known[0]) != len(made) or not torch.allclose(known[0], made, rtol=0.02, equal_nan=True):
+            self._settings[number] = made
+        if (last - number) % self.every == 0:
+            step.noise = self.field.noise
+            t = torch.full((step.count,), 1 - step.start, device=latents.device)
+            randomness = Blocks(derive(self.seed, "pipeline", number), 0, step.count)
+            self._readings[number] = self._positions(self.estimator(step, latents, t, {}, randomness).var, args)
+        if self.stop is not None and self._readings and number < last:
+            score = self._trajectory(number + 1, step.end).score("integrated")
+            if bool((score > torch.as_tensor(self.stop).to(score)).all()):
+                self.stopped, self.pipe._interrupt = number + 1, True
 
-    @property
-    def _sigmas(self) -> Tensor:
-        """The noise level at the start of each step, and at the end."""
-        return self._tap.scheduler.sigmas[self._tap.scheduler.begin_index or 0 :]
-
-    @property
-    def _steps(self) -> int:
-        return len(self._sigmas) - 1
-
-    def _wanted(self) -> bool:
-        now = 1 - self._sigmas[self._step : self._step + 1]
-        before = self._times[-1][:1].to(now) if self._times else None
-        return self._called and is_due(self.schedule, self._step, self._steps, before, now)
-
-    def _read(self, calls: list[Call], v: Tensor, x: Tensor, t: Tensor, after: Tensor) -> None:
-        """Read one step, which began at x and t and ended at `after`."""
-        if not self._called:
-            self._tap.active = False  # the pipeline runs without the callback
-            return
-        times = t.to(x.device).expand(len(x))
-        latents, version = self._left
-        if latents is not None and (latents._version != version or not torch.equal(x, latents)):
-            self._edited = self._edited or self._step
-        if self._free is None:
-            self._x0 = x
-            self._free = FreeSignals(euclidean(tuple(x.shape[1:])), x.float(), self._steps)
-        if calls:
-            step = Step(self._tap.network, self.field.noise, calls, v)
-            self._settings(step, x)
-            self._evaluations = step.evaluations
-            self._layout = calls[0].kwargs
-            randomness = Blocks(derive(self.seed, "pipeline", self._step), 0, len(x))
-            var = self.estimator(step, x, times, {}, randomness).var
-            if var.shape != x.shape:
-                raise UsageError(f"{self.estimator} returns no variance per coordinate; use Tangent() or MonteCarlo()")
-            self._readings.append((self._step, self._positions(var)))
-        self._times.append(times)
-        self._free.guess(self._step, x.float(), times, -v.detach().float())
-        self._free.move(after.float())
-        self._x = after
-        end = 1 - self._sigmas[self._step + 1].to(times)
-        if self._readings:
-            self._partial = self._partial + self._readings[-1][1].flatten(1).sum(1).sqrt() * (end - times)
-        self._step += 1
-        self._called = False
-        if self._step == self._steps:
-            self._tap.active = False
-
-    def __call__(self, pipe: Any, step: int, timestep: Any, callback_kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Finish a step; the pipeline calls this as `callback_on_step_end`."""
-        if not self._step or pipe.scheduler is not self._tap.scheduler:
-            raise UsageError("the pipeline's network or scheduler was replaced; make a new Confidence")
-        if (latents := callback_kwargs.get("latents")) is None:
-            raise UsageError("callback_on_step_end_tensor_inputs must hold 'latents'")
-        self._called, self._left = True, (latents, latents._version)
-        if self.stop is None or self._step == self._steps:
-            return callback_kwargs
-        if bool((self._partial > torch.as_tensor(self.stop).to(self._partial)).all()):
-            self.stopped, self._tap.active = self._step, False
-            pipe._interrupt = True
-        return callback_kwargs
-
-    def _positions(self, var: Tensor) -> Tensor:  # (B, *) -> (B, H, W)
+    def _positions(self, var: Tensor, layout: Mapping[str, Any]) -> Tensor:  # (B, *) -> (B, H, W)
         """Return the variance summed over the channels of each latent position."""
         if var.ndim != 3:
             return var.sum(1)
         if not hasattr(self.pipe, "_unpack_latents"):
             return var.sum(2)
-        rows, columns = _grid(self._layout, var.shape[1])
-        scale = self.pipe.vae_scale_factor
+        (rows, columns), scale = _grid(layout, var.shape[1]), self.pipe.vae_scale_factor
         return self.pipe._unpack_latents(var, 2 * rows * scale, 2 * columns * scale, scale).sum(1).squeeze(1)
 
-    def _settings(self, step: Step, x: Tensor) -> None:
-        """Note what else than steps and readings makes scores of runs incomparable, if it changed at this step."""
-        shape = "x".join(map(str, x.shape[1:]))
-        guidance = step.calls[0].kwargs.get("guidance")
-        weights = step.weights()
-        if guidance is None and "varying" in weights:  # guidance with a normalisation
-            guidance = torch.tensor(float(getattr(self.pipe, "guidance_scale", None) or torch.nan))
-        scale = "" if guidance is None else f", guidance {float(guidance.flatten()[0]):.4g}"
-        made = f"Euler ({shape}, weights {weights}{scale})"
-        if not self._made or not self._made[-1].startswith(made):
-            self._made.append(f"{made} from step {self._step}" if self._made else made)
-
     # ---- after a run ----
+
+    def _trajectory(self, steps: int, end: float = 0.0) -> Trajectory:
+        """Return the first steps of the run."""
+        var = torch.stack(list(self._readings.values()))
+        grid = 1 - torch.tensor([*self._sigmas[:steps], end], device=var.device)[:, None].expand(-1, len(var[0]))
+        return Trajectory(
+            x=self._latents,
+            x0=torch.full_like(self._latents, torch.nan),
+            times=grid[list(self._readings)],
+            mean=torch.full_like(var, torch.nan),
+            var=var,
+            grid=grid,
+            default_score=self.score,
+            evaluations=steps * (len(self._settings[0]) - 1),
+            seed=self.seed,
+        )
 
     @property
     def trajectory(self) -> Trajectory:
         """The last run: `.score()`, `.rank`, and `.confidence`, or `.withheld` if it cannot be compared.
 
-        `x` are the final latents, and `var` is the variance per latent position, summed over channels. Velocities are
-        not kept: `mean` is not a number.
+        `x` are the final latents, and `var` is the variance per latent position, summed over channels. Noise and
+        velocities are not kept: `x0` and `mean` are not numbers.
         """
-        if self._free is None or not self._readings or (not self._called and not self.stopped):
+        steps = len(self._sigmas) - 1
+        if self._step == 0 or (self._step < steps and not self.stopped):
             raise UsageError("nothing was read; call pipe(..., callback_on_step_end=confidence) first")
-        numbers, var = zip(*self._readings, strict=True)
-        times = torch.stack(self._times)
-        run = Trajectory(
-            x=self._x,
-            x0=self._x0,
-            times=times[list(numbers)],
-            mean=torch.full_like(torch.stack(var), torch.nan),
-            var=torch.stack(var),
-            grid=torch.cat([times, torch.ones_like(times[:1])]),
-            default_score=self.score,
-            evaluations=self._step * self._evaluations,
-            evidence=self._free.evidence(),
-            seed=self.seed,
-        )
-        reference: Reference | None = self.field.reference
+        run, reference = self._trajectory(self._step), self.field.reference
         if self.stopped:
-            return replace(run, without=f"the run was stopped after {self.stopped} of {self._steps} steps")
+            return replace(run, without=f"the run was stopped after {self.stopped} of {steps} steps")
         if self._edited:
             return replace(run, without=f"the latents were changed after step {self._edited}")
-        if reference is None:
+        if reference is None or reference.read_with is None:
             return replace(run, without=NO_REFERENCE)
-        made, without = self._read_with(run), ""
-        if reference.read_with is None:
-            without = f"the reference, {reference.score}, is not one of pipelines; call Confidence.fit_reference"
-        elif differs := reference.read_with.differs(made, variance=reference.needs_variance):
-            without = f"the reference was made with {differs}"
-        elif reference.weights not in (None, self.field.checksum()):
-            without = CHANGED
-        return compared(run, reference, without)
+        differs = reference.read_with.differs(self._read_with(run), variance=reference.needs_variance)
+        changed = CHANGED if reference.weights not in (None, self.field.checksum()) else ""
+        return compared(run, reference, f"the reference was made with {differs}" if differs else changed)
 
     def _read_with(self, run: Trajectory) -> ReadWith:
+        """Return the settings that make scores comparable, with the weights of the evaluations, which show guidance."""
+        made = ["x".join(map(str, run.x.shape[1:]))]
+        for step, (*weights, guidance) in ((step, made.tolist()) for step, made in self._settings.items()):
+            since = f"from step {step} " if step else ""
+            made.append(f"{since}weights {'/'.join(f'{w:.4g}' for w in weights)}, guidance {guidance:.4g}")
         times = tuple(round(float(t), 6) for t in run.times[:, 0])
-        return ReadWith(str(self.estimator), self._step, ", ".join(self._made), times)
+        return ReadWith(str(self.estimator), self._step, f"Euler ({', '.join(made)})", times)
 
-    def doubt_map(self, size: Sequence[int] | None = None) -> Tensor:  # -> (B, H, W)
+    def doubt_map(self) -> Tensor:  # -> (B, H, W)
         r"""Return the variance of the velocity accumulated along the trajectory, Σ Var[v] Δt, at each pixel.
 
         For a video, the map has a dimension for the latent frames before the last two.
-
-        Arguments:
-            size: The height and width of the map; by default those of the images. `(0, 0)` returns the latent
-                positions.
         """
         run = self.trajectory
         latent = (run.var * unsqueeze_like(run.weights, run.var).to(run.var)).sum(0)
-        if size is not None and not any(size):
-            return latent
         if latent.ndim < 3:
-            raise UsageError("the latents have no rows and columns; use doubt_map((0, 0))")
-        scale = self.pipe.vae_scale_factor
-        size = [side * scale for side in latent.shape[-2:]] if size is None else list(size)
-        several = latent.flatten(1, -3) if latent.ndim > 3 else latent[:, None]  # frames of a video
-        pixels = F.interpolate(several, size=size, mode="bilinear", align_corners=False)
-        return pixels if latent.ndim > 3 else pixels[:, 0]
-
-    def threshold(self, confidence: float) -> float:
-        """Return the integrated score at which an image has this confidence, for `stop`.
-
-        It holds for runs with the settings of the reference, such as steps and guidance.
-        """
-        reference = self.field.reference
-        if reference is None or reference.withheld:
-            raise UsageError(NO_REFERENCE if reference is None else reference.withheld)
-        if reference.score != "integrated":
-            raise UsageError(
-                f"stop needs the score integrated, but the score of the reference is {reference.score}; use "
-                "Confidence(pipe, field).fit_reference(prompts, n) without labels"
-            )
-        if not 0 <= confidence <= 1:
-            raise UsageError(f"confidence must lie in [0, 1], got {confidence}")
-        return float(reference.quantiles.quantile(1 - confidence))
+            raise UsageError("the latents have no rows and columns; use trajectory.var")
+        size = [side * self.pipe.vae_scale_factor for side in latent.shape[-2:]]
+        frames = latent.reshape(len(latent), -1, *latent.shape[-2:])
+        return F.interpolate(frames, size=size, mode="bilinear").reshape(*latent.shape[:-2], *size)
 
     # ---- several runs ----
 
-    def _draw(self, seed: int, call: dict[str, Any]) -> Any:
+    def _draw(self, seed: int, call: dict[str, Any], stop: float | Tensor | None = None) -> Any:
         """Run the pipeline with a seed and return its images."""
-        generator = torch.Generator().manual_seed(seed)
-        return self.pipe(**call, generator=generator, callback_on_step_end=self).images
+        before, self.stop = self.stop, stop
+        try:
+            generator = torch.Generator().manual_seed(seed)
+            return self.pipe(**call, generator=generator, callback_on_step_end=self).images
+        finally:
+            self.stop = before
 
     def fit_reference(
         self,
-        prompts: Sequence[str] | None = None,
+        prompts: Any = None,
         n: int = 1,
         *,
         labels: Callable[[Any], Any] | None = None,
@@ -609,10 +476,10 @@ class Confidence:
     ) -> Reference:
         """Draw `n` images of each prompt, and store their scores as the reference of the field's confidence.
 
-        Use prompts like those of later runs, and the same settings: steps, guidance, size and estimator.
+        Use prompts like those of later runs, and the same settings: steps, guidance, size and probes.
 
         Arguments:
-            prompts: The prompts; leave out if `call` holds embeddings.
+            prompts: The prompts, or classes; leave out if `call` holds embeddings.
             n: The number of runs, each with all prompts and its own seed.
             labels: A function of the images of one run that returns which of them failed. The score that separates the
                 failures best becomes the score of the confidence. If none is better than chance, confidence is
@@ -621,86 +488,68 @@ class Confidence:
             call: Other arguments of the pipeline, such as `num_inference_steps`.
         """
         call = _arguments(self.pipe, call, prompts) | ({} if labels else {"output_type": "latent"})
-        names = (self.score,) if labels is None else SCORES
-        scores: dict[str, list[Tensor]] = {name: [] for name in names}
-        failed: list[Tensor] = []
-        stop, self.stop = self.stop, None
-        try:
-            for number in range(as_whole(n, "n", 1)):
-                images = self._draw(seed + number, call)
-                run = self.trajectory
-                for name, found in scores.items():
-                    found.append(run.score(name))
-                if labels is not None:
-                    result = require_labels(labels(images), "the result of labels")
-                    failed.append(torch.from_numpy(result).reshape(-1).to(run.grid.device))
-        finally:
-            self.stop = stop
-        values = {name: torch.cat(found) for name, found in scores.items()}
-        count = len(next(iter(values.values())))
-        if count < FEWEST:
+        runs, failed = list[Trajectory](), list[Tensor]()
+        for number in range(as_whole(n, "n", 1)):
+            images = self._draw(seed + number, call)
+            runs.append(self.trajectory)
+            if labels is not None:
+                found = require_labels(labels(images), "the result of labels")
+                failed.append(torch.from_numpy(found).reshape(-1).to(runs[-1].grid.device))
+        if (count := sum(map(len, runs))) < FEWEST:
             raise UsageError(f"a reference needs at least {FEWEST} images, got {count}; give more prompts or raise n")
-        score, reason, withheld = self.score, f"the score {self.score} was not tested with labels", ""
-        candidates: list[dict[str, Any]] = []
+        names = (self.score,) if labels is None else SCORES
+        scores = {name: torch.cat([run.score(name) for run in runs]) for name in names}
+        reason, withheld = f"the score {self.score} was not tested with labels", ""
         if labels is not None:
-            candidates, reason, withheld = _by_labels(values, torch.cat(failed))
-            score = candidates[0]["score"]
-        self.score = score
-        self.field.reference = Reference(
-            score,
-            self._read_with(run),
-            values[score].quantile(torch.linspace(0, 1, LEVELS, device=values[score].device)),
-            reason=reason,
-            withheld=withheld,
-            candidates=tuple(candidates),
-            weights=self.field.checksum(),
-        )
+            self.score, reason, withheld = _by_labels(scores, torch.cat(failed))
+        values = scores[self.score]
+        quantiles = values.quantile(torch.linspace(0, 1, 1001, device=values.device))
+        made = self._read_with(runs[-1])
+        weights = self.field.checksum()
+        self.field.reference = Reference(self.score, made, quantiles, reason=reason, withheld=withheld, weights=weights)
         return self.field.reference
 
-    def best_of(self, n: int, prompts: Sequence[str] | None = None, *, seed: int = 0, **call: Any) -> Best:
+    def best_of(self, n: int, prompts: Any = None, *, seed: int = 0, **call: Any) -> Best:
         """Draw `n` candidates per prompt and return the surest. A candidate is the image of the pipeline for its seed.
 
         With the score `integrated`, a run ends as soon as the scores of all its images exceed those of the best so far.
 
         Arguments:
             n: The number of candidates; their seeds are `seed`, `seed + 1`, …
-            prompts: The prompts; leave out if `call` holds embeddings.
+            prompts: The prompts, or classes; leave out if `call` holds embeddings.
             seed: The seed of the first candidate.
             call: Other arguments of the pipeline.
         """
-        call = _arguments(self.pipe, call, prompts)
-        stop, best = self.stop, None
-        ends = self.score == "integrated" and self._stops
-        evaluations = 0
-        try:
-            for number in range(as_whole(n, "n", 1)):
-                self.stop = best.score if best is not None and ends else None
-                images = self._draw(seed + number, call)
-                run = self.trajectory
-                evaluations += run.evaluations
-                if self.stopped:
-                    continue
-                score, seeds = run.score(self.score), torch.full((len(run),), seed + number)
-                if best is None:
-                    best = Best(list(images), score, seeds, 0)
-                    continue
-                better = score < best.score
-                chosen = [new if b else old for new, old, b in zip(images, best.images, better.tolist(), strict=True)]
-                best = Best(chosen, score.minimum(best.score), torch.where(better.cpu(), seeds, best.seed), 0)
-        finally:
-            self.stop = stop
-        assert best is not None  # the first run is not stopped
-        return best._replace(evaluations=evaluations)
+        call, best = _arguments(self.pipe, call, prompts), Best([], torch.empty(0), torch.empty(0), 0)
+        ends = self.score == "integrated" and hasattr(type(self.pipe), "interrupt")
+        for number in range(as_whole(n, "n", 1)):
+            images = self._draw(seed + number, call, best.score if ends and number else None)
+            run = self.trajectory
+            evaluations = best.evaluations + run.evaluations
+            if self.stopped:
+                best = best._replace(evaluations=evaluations)
+                continue
+            score = run.score(self.score)
+            old = best if number else Best(list(images), torch.full_like(score, torch.inf), torch.zeros(len(run)), 0)
+            better = score < old.score
+            chosen = [new if b else kept for new, kept, b in zip(images, old.images, better.tolist(), strict=True)]
+            seeds = torch.where(better.cpu(), seed + number, old.seed).long()
+            best = Best(chosen, score.minimum(old.score), seeds, evaluations)
+        return best
 
 
 def _arguments(pipe: Any, call: dict[str, Any], prompts: Any) -> dict[str, Any]:
-    """Return the arguments of the pipeline; raise if they hold one that fmwc sets."""
-    if taken := [name for name in OWN if name in call]:
-        raise UsageError(f"fmwc sets the pipeline's argument {taken[0]}; leave it out (seed= sets the seeds)")
-    if prompts is None:
-        return dict(call)
+    """Return the arguments of the pipeline; its prompts are `prompt`, or the first argument (`class_labels`)."""
+    for name in ("callback_on_step_end", "generator", "return_dict"):
+        if name in call:
+            raise UsageError(f"fmwc sets the pipeline's argument {name}; leave it out (seed= sets the seeds)")
     names = list(inspect.signature(type(pipe).__call__).parameters)
-    return {**call, "prompt" if "prompt" in names else names[1]: texts_of(prompts)}
+    given = {} if prompts is None else {"prompt" if "prompt" in names else names[1]: _listed(prompts)}
+    return {**call, **given}
+
+
+def _listed(prompts: Any) -> list[Any]:
+    return [prompts] if isinstance(prompts, (str, int)) else list(prompts)
 
 
 def _grid(layout: Mapping[str, Any], tokens: int) -> tuple[int, int]:
@@ -708,39 +557,30 @@ def _grid(layout: Mapping[str, Any], tokens: int) -> tuple[int, int]:
     if (ids := layout.get("img_ids")) is not None:
         last = ids.reshape(-1, ids.shape[-1])[:tokens].amax(0)
         return int(last[1]) + 1, int(last[2]) + 1
-    shape = layout.get("img_shapes")
-    while isinstance(shape, (list, tuple)) and shape and isinstance(shape[0], (list, tuple)):
-        shape = shape[0]
-    if shape is not None and len(shape) == 3:
-        return int(shape[1]), int(shape[2])
     side = round(tokens**0.5)
     if side * side != tokens:
         raise ShapeError(f"the pipeline packs its latents into {tokens} tokens of unknown layout; use square images")
     return side, side
 
 
-def _by_labels(scores: Mapping[str, Tensor], failed: Tensor) -> tuple[list[dict[str, Any]], str, str]:
-    """Return the scores by their AUROC, best first, the reason for the choice, and why confidence is withheld."""
+def _by_labels(scores: Mapping[str, Tensor], failed: Tensor) -> tuple[str, str, str]:
+    """Return the score with the highest AUROC, the reason for the choice, and why confidence is withheld."""
     count, bad = len(next(iter(scores.values()))), int(failed.sum())
-    good = count - bad
-    if len(failed) != count or not bad or not good:
+    if len(failed) != count or not 0 < bad < count:
         raise UsageError(
             f"labels must return one value per image, with failures and successes among them; got {bad} failures in "
             f"{len(failed)} labels for {count} images"
         )
-    name, by_score = labels_choose(scores, failed)
-    rows = [{"score": name, "auroc": round(by_score[name], 4)} for name in sorted(by_score, key=lambda n: -by_score[n])]
-    best = rows[0]["score"]
-    reason = f"of {len(failed)} labels with {bad} failures, {best} has AUROC {by_score[best]:.2f}"
-    return rows, reason, "" if name else f"no score is better than chance ({reason})"
+    chosen, found = labels_choose(scores, failed)
+    name = max(found, key=found.__getitem__)
+    reason = f"of {count} labels with {bad} failures, {name} has AUROC {found[name]:.2f}"
+    return name, reason, "" if chosen else f"no score is better than chance ({reason})"
 
 
 # ---- the network of a pipeline as a velocity network -----------------------------------------------------------------
 
 
-def velocity(
-    pipe: Any, prompts: Sequence[str] | None = None, *, batch: int = 16, **call: Any
-) -> tuple[Adapted, dict[str, Any]]:
+def velocity(pipe: Any, prompts: Any = None, *, batch: int = 16, **call: Any) -> tuple[Adapted, dict[str, Any]]:
     """Return the pipeline's network called as `network(x, t, **cond)`, and the conditions of prompts, one row for each.
 
     The conventions are measured on two steps of the pipeline without guidance: how it converts times, and which sign
@@ -752,85 +592,49 @@ def velocity(
 
     Arguments:
         pipe: The pipeline.
-        prompts: The prompts; leave out if `call` holds embeddings.
+        prompts: The prompts, or classes; leave out if `call` holds embeddings.
         batch: The number of prompts encoded together.
         call: Other arguments of the pipeline, such as `height` and `width`. `guidance_scale` is 1 unless the network
             takes it as an input (Flux).
     """
-    network, texts = network_of(pipe), texts_of(prompts)
-    config = getattr(network, "config", {})
-    if not config.get("guidance_embeds"):
+    network, steps, parts = network_of(pipe)[1], list[Step](), list[Call]()
+    if not getattr(network, "config", {}).get("guidance_embeds"):
         call = {"guidance_scale": 1.0, **call}
-    call = {**call, "num_inference_steps": 2, "output_type": "latent"}
-    seen: list[tuple[list[Call], Tensor, float]] = []
-    tap = Tap(
-        pipe,
-        lambda: None,
-        lambda: True,
-        lambda calls, v, x, t, after: seen.append((calls, _sign(network, calls, v), float(1 - t))),
-    )
-    parts = [None] if texts is None else [texts[i : i + batch] for i in range(0, len(texts), batch)]
-    conds: list[tuple[dict[str, Any], int]] = []  # with the number of rows
-    try:
-        with torch.no_grad():
-            for part in parts:
-                seen.clear()
-                pipe(**_arguments(pipe, call, part))
-                first = seen[0][0][0]
-                conds.append((_conditions(first), first.rows))
-    finally:
-        tap.remove()
-    rows: dict[str, Tensor] = {}
-    for name in conds[0][0]:
-        values = [cond[name] for cond, _ in conds]
-        if name.endswith("_ids") or not all(has_rows(cond[name], count) for cond, count in conds):
-            continue
-        if len({value.shape[1:] for value in values}) > 1:
-            raise UsageError(
-                f"batches of prompts have '{name}' of different lengths; raise batch to {len(texts or ())}"
-            )
-        rows[name] = torch.cat(values)
-    fixed = {name: value for name, value in conds[0][0].items() if name not in rows}
-    return Adapted(network, time="timestep", output=_Output(config), **_convention(seen), **fixed), rows
+    texts = None if prompts is None else _listed(prompts)
+    with Reader(pipe, steps.clear, steps.append) as reader, torch.no_grad():
+        for i in range(0, 1 if texts is None else len(texts), batch):
+            given = _arguments(pipe, call, None if texts is None else texts[i : i + batch])
+            pipe(**given, num_inference_steps=2, output_type="latent", callback_on_step_end=reader)
+            parts.append(steps[0].calls[0])
+    rows = {}
+    for name in list(parts[0].args)[1:]:
+        if name != "timestep" and all(is_row(name, part.args[name], part) for part in parts):
+            values = [part.args[name] for part in parts]
+            if len({value.shape[1:] for value in values}) > 1:
+                raise UsageError(
+                    f"batches of prompts have '{name}' of different lengths; raise batch to {len(texts or ())}"
+                )
+            rows[name] = torch.cat(values)
+    taken = (next(iter(parts[0].args)), "timestep", *rows)
+    fixed = {name: value for name, value in parts[0].args.items() if name not in taken}
+    return Adapted(network, time="timestep", output=itemgetter(0), **_convention(steps), **fixed), rows
 
 
-class _Output:
-    """Select the velocity from the network's output, without a predicted scale (PixArt, Sana)."""
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        channels, out = config.get("in_channels"), config.get("out_channels")
-        self.halves = 2 if channels and out == 2 * channels else 1
-
-    def __call__(self, output: Any) -> Tensor:
-        return output[0].chunk(self.halves, dim=1)[0]
-
-
-def _conditions(call: Call) -> dict[str, Any]:
-    if "timestep" not in call.kwargs:
-        raise UsageError("the pipeline's network has no argument timestep; wrap it with fmwc.adapters.adapt instead")
-    return {name: value for name, value in list(call.kwargs.items())[1:] if name != "timestep"}
-
-
-def _sign(network: nn.Module, calls: list[Call], v: Tensor) -> Tensor:
-    """Return the factor between the network's output and the velocity that the scheduler receives."""
-    if len(calls) != 1 or calls[0].rows != len(v):
-        raise UsageError("the pipeline evaluates its network more than once per step without guidance")
-    return Step(network, None, calls, v).linear([torch.ones_like(calls[0].output)])
-
-
-def _convention(seen: Sequence[tuple[list[Call], Tensor, float]]) -> dict[str, Any]:
+def _convention(steps: Sequence[Step]) -> dict[str, Any]:
     """Return the options of the adapter: the scale of time, and whether time and velocity are reversed."""
-    (tau0, s0), (tau1, s1) = ((float(calls[0].kwargs["timestep"].flatten()[0]), s) for calls, _, s in seen)
-    slope = (tau1 - tau0) / (s1 - s0)
-    start, sign = tau0 - slope * s0, float(seen[0][1].flatten()[0])
-    same = all(bool((factor == sign).all()) for _, factor, _ in seen)
-    backwards, forwards = abs(start) < 1e-3 * abs(slope), abs(start + slope) < 1e-3 * abs(slope)
-    if not same or (backwards, forwards, sign) not in ((True, False, 1.0), (False, True, -1.0)):
-        raise UsageError(
-            f"the pipeline's conventions are not known: its network's time is {start:.4g} + {slope:.4g} s at noise "
-            f"level s, and its velocity has the factor {sign:.4g}; wrap the network with fmwc.adapters.adapt instead"
-        )
-    return {"scale": float(f"{abs(slope):.6g}"), "backwards": backwards}
+    if any(len(step.calls) > 1 or step.evaluations > 1 for step in steps):
+        raise UsageError("the pipeline evaluates its network more than once per step without guidance")
+    signs = [step.weights()[0] for step in steps]
+    first, second = (_time(step.calls[0].args) for step in steps)
+    slope = (second - first) / (steps[1].start - steps[0].start)
+    start = first - slope * steps[0].start  # at noise level 0
+    for backwards, sign, zero in ((True, 1.0, start), (False, -1.0, start + slope)):
+        if abs(zero) < 1e-3 * abs(slope) and all(abs(found - sign) < 0.02 for found in signs):
+            return {"scale": float(f"{abs(slope):.4g}"), "backwards": backwards}
+    raise UsageError(
+        f"the pipeline's conventions are not known: its network's time is {start:.4g} + {slope:.4g} s at noise level s "
+        f"and its velocity has the factor {signs[0]:.4g}; wrap the network with fmwc.adapters.adapt instead"
+    )
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
@@ -843,38 +647,16 @@ def encode(pipe: Any, images: Any) -> Tensor:
         pipe: The pipeline.
         images: PIL images, or arrays and tensors with values in [0, 1].
     """
-    return _encoded(pipe, pipe.image_processor.preprocess(images))
-
-
-def _encoded(pipe: Any, pixels: Tensor) -> Tensor:
-    vae = pipe.vae
+    vae, pixels = pipe.vae, pipe.image_processor.preprocess(images)
     with torch.no_grad():
         encoded = vae.encode(pixels.to(vae.device, vae.dtype))
-        latents = encoded.latent_dist.mode() if hasattr(encoded, "latent_dist") else encoded.latent
-        latents = (latents - (vae.config.get("shift_factor") or 0.0)) * vae.config.get("scaling_factor", 1.0)
+    latents = encoded.latent_dist.mode() if hasattr(encoded, "latent_dist") else encoded.latent
+    latents = (latents - (vae.config.get("shift_factor") or 0.0)) * vae.config.get("scaling_factor", 1.0)
     return pipe._pack_latents(latents, *latents.shape) if hasattr(pipe, "_pack_latents") else latents
 
 
-class _ByText(nn.Module):
-    """Network whose condition is a list of texts."""
-
-    def __init__(self, network: nn.Module, texts: Sequence[str], cond: dict[str, Any]) -> None:
-        super().__init__()
-        self.network, self.texts, self.cond = network, {text: i for i, text in enumerate(texts)}, cond
-
-    def forward(self, x: Tensor, t: Tensor, prompt: Sequence[str]) -> Tensor:
-        rows = torch.tensor([self.texts[text] for text in prompt], device=x.device)
-        return self.network(x, t, **{name: value[rows.to(value.device)] for name, value in self.cond.items()})
-
-
 def check(
-    pipe: Any,
-    x: Any,
-    prompts: Sequence[str],
-    rivals: Sequence[str] | None = None,
-    *,
-    call: Mapping[str, Any] | None = None,
-    **options: Any,
+    pipe: Any, x: Any, prompts: Any, rivals: Any = None, *, call: Mapping[str, Any] | None = None, **options: Any
 ) -> CheckResult:
     """Score finished images by how well the pipeline's network explains them (:func:`fmwc.check`).
 
@@ -889,17 +671,21 @@ def check(
         call: Arguments of the pipeline, such as `height` and `width` if `x` are packed latents of another size.
         options: Those of :func:`fmwc.check`, such as `evaluations` and `seed`.
     """
-    own, others = texts_of(prompts) or [], texts_of(rivals)
-    texts = list(dict.fromkeys([*own, *(others or ())]))
-    size: dict[str, Any] = {}
+    own, others = _listed(prompts), _listed(rivals or ())
+    texts = list(dict.fromkeys([*own, *others]))
+    sides: Sequence[int] = ()
     if isinstance(x, Tensor):
-        latents, scale = x, pipe.vae_scale_factor
+        latents = x
         if x.ndim == 4:
-            size = {"height": x.shape[2] * scale, "width": x.shape[3] * scale}
+            sides = [side * pipe.vae_scale_factor for side in x.shape[2:]]
     else:
-        pixels = pipe.image_processor.preprocess(x)
-        latents = _encoded(pipe, pixels)
-        size = {"height": pixels.shape[2], "width": pixels.shape[3]}
+        latents, sides = encode(pipe, x), pipe.image_processor.preprocess(x).shape[2:]
+    size = dict(zip(("height", "width"), sides, strict=False))
     network, cond = velocity(pipe, texts, **{**size, **(call or {})})
-    against = None if others is None else {"prompt": others}
-    return fmwc.checks.check(_ByText(network, texts, cond), latents, {"prompt": own}, rivals=against, **options)
+
+    def by_text(x: Tensor, t: Tensor, prompt: Sequence[Any]) -> Tensor:
+        rows = torch.tensor([texts.index(text) for text in prompt], device=x.device)
+        return network(x, t, **{name: value[rows.to(value.device)] for name, value in cond.items()})
+
+    against = {"prompt": others} if others else None
+    return fmwc.checks.check(by_text, latents, {"prompt": own}, rivals=against, **options)
