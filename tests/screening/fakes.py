@@ -27,14 +27,12 @@ class Fake:
     seconds: float = 0.0
     kills: tuple[int, ...] = ()
     raises: tuple[int, ...] = ()
-    opening: str = ""  # "raises" or "ends"
+    opening: str = ""  # "raises"
     evaluations: int = 1
 
     def open(self) -> Any:
         if self.opening == "raises":
             raise UsageError("the weights are gone; restore them")
-        if self.opening == "ends":
-            raise SystemExit
         return self.run
 
     def run(self, rows: pa.Table) -> pa.Table:
@@ -49,5 +47,6 @@ class Fake:
 
 def segment(folder: Path, *stages: Fake, blocks: int = 6) -> Segment:
     """Return a segment of blocks of one batch each."""
+    (folder / "blocks").mkdir(exist_ok=True)
     spans = tuple((BATCH * i, BATCH * (i + 1)) for i in range(blocks))
     return Segment(folder, "draw", "0" * 64, stages, BATCH, spans)  # type: ignore[arg-type]

@@ -1,7 +1,6 @@
 """Run campaigns in child processes, which are killed or measured. A script of its own, because pytest must not fork.
 
 python in_children.py kills FOLDER SEED     kill the driver at random moments until the campaign is complete
-python in_children.py poison FOLDER         a block that ends its process
 python in_children.py memory FOLDER COUNT   print the peak of the memory of a campaign, in kilobytes
 """
 
@@ -16,10 +15,6 @@ from pathlib import Path
 import torch
 
 import fmwc.screening
-from fmwc.files import claimed
-from fmwc.screening.blocks import run_local
-from fmwc.screening.driver import _complete
-from tests.screening.fakes import Fake, segment
 
 torch.set_num_threads(1)
 
@@ -50,20 +45,6 @@ def kills(folder: str, seed: int) -> None:
     print(sum(map(bool, ended)))
 
 
-def poison(folder: str) -> None:
-    given = segment(Path(folder), Fake("a", kills=(2,)))
-
-    def work() -> None:
-        with claimed(folder, "screen", adds=("*",)) as claim:
-            _complete(given, run_local, f"{len(ended)}-{os.getpid()}", claim, lambda *_: None)
-
-    ended: list[bool] = []
-    while not ended or ended[-1]:
-        ended.append(bool(child(work)[0]))
-        assert len(ended) < 10
-    print(len(ended))
-
-
 def memory(folder: str, count: int) -> None:
     sys.path.insert(0, str(Path(folder).parent))
     options = {"network": "wide_nets:made", "score": "spread", "steps": 1, "batch": 1024, "keep": 0.3, "budget": 10}
@@ -74,4 +55,4 @@ def memory(folder: str, count: int) -> None:
 
 if __name__ == "__main__":
     what, folder, *rest = sys.argv[1:]
-    {"kills": kills, "poison": poison, "memory": memory}[what](folder, *map(int, rest))
+    {"kills": kills, "memory": memory}[what](folder, *map(int, rest))

@@ -30,18 +30,22 @@ from fmwc.screening.ray_engine import ENVIRONMENT, LOOPBACK
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 ROWS, BATCH = 960, 16
-KILLS = 16  # with each engine
+KILLS = 8  # with each engine
 LONGEST = 240  # seconds, for a machine that does much else; about 70 on two idle cores
 
 
 def drive(out: Path, options: dict[str, Any]) -> None:
-    """Run the campaign; the exit code is 3 if blocks were set aside."""
+    """Run the campaign; the exit code is 3 if a block was killed too often."""
     log = out.with_suffix(".log").open("a")
     os.dup2(log.fileno(), 1), os.dup2(log.fileno(), 2)
+    from fmwc.errors import FmwcError
     from fmwc.screening import screen
 
-    summary = screen("checkerboard", ROWS, out=out, batch=BATCH, block=BATCH, device="cpu", **options)
-    sys.exit(3 * bool(summary.set_aside))
+    try:
+        screen("checkerboard", ROWS, out=out, batch=BATCH, block=BATCH, device="cpu", **options)
+    except FmwcError as error:
+        print(error)
+        sys.exit(3 if "worker" in str(error) else 1)
 
 
 @pytest.fixture(scope="module")
@@ -111,22 +115,20 @@ def test_the_table_survives_kills(engine, driver, undisturbed, tmp_path):
     options: dict[str, Any] = {"workers": 2} if engine == "ray" else {}
     seen: set[psutil.Process] | None = set() if engine == "ray" else None
     for campaign in range(KILLS):
-        out, code, retry = tmp_path / f"campaign-{campaign}", None, False
+        out, code = tmp_path / f"campaign-{campaign}", None
         while code != 0:
-            process = driver(out, **options, retry=retry)
+            process = driver(out, **options)
             for what in islice(kills(process, seconds / 4, dice, seen), KILLS - killed.total()):
                 killed[what] += 1
             process.join(LONGEST)
             code = process.exitcode
             assert code in (0, 3, -SIGKILL), out.with_suffix(".log").read_text()[-3000:]
-            retry = code == 3  # blocks that were killed three times were set aside
             assert time.monotonic() - begun < LONGEST, killed
         print(f"{time.monotonic() - begun:.1f} s: {dict(killed)}")
         rows = rows_of(out)
         assert sorted(rows["index"].to_pylist()) == [*range(ROWS)]
         assert rows.equals(expected)
-        assert not [*out.rglob("*attempt*"), *out.rglob(".fmwc-tmp-*")]
-        assert "raylet" not in out.with_suffix(".log").read_text()  # Ray's own messages about dead workers
+        assert not [*out.rglob(".fmwc-tmp-*")]
         if killed.total() == KILLS:
             break
     assert killed.total() == KILLS

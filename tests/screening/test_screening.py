@@ -1,28 +1,24 @@
-"""A campaign gives the same table whatever blocks, parts and interruptions it had, and says what it did."""
+"""A campaign gives the same table whatever blocks, shares and interruptions it had, and says what it did."""
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from filelock import FileLock
 
 import fmwc
 from fmwc.errors import FmwcError, MismatchError, OutputError, UsageError
-from fmwc.files import claimed
 from fmwc.identity import seal
-from fmwc.screening import merge, parts, screen, status
-from fmwc.screening.blocks import run_local, set_aside
-from fmwc.screening.campaign import CAMPAIGN
+from fmwc.screening import screen, status
+from fmwc.screening.campaign import LOCK, surest
 from fmwc.screening.stages import Check, Judge
 from tests.conftest import mlp_field
-from tests.screening.fakes import Fake, segment
 from tests.test_documents import ROOT
 
 SMALL = {"batch": 16, "budget": 10}
@@ -70,15 +66,15 @@ def test_rows_are_the_samples_of_fmwc_sample(whole):
 
 
 @pytest.mark.parametrize(("name", "keep"), [("all", None), ("fifth", 0.2)])
-def test_blocks_and_parts_do_not_change_the_table(whole, tmp_path, name, keep):
+def test_blocks_and_shares_do_not_change_the_table(whole, tmp_path, name, keep):
     points(tmp_path / "blocks", keep=keep, block=48)
     same(whole / name, tmp_path / "blocks")
-    points(tmp_path / "a", 64, first=0, keep=keep, block=32)
-    points(tmp_path / "b", 36, first=64, keep=keep)
-    merge([tmp_path / "b", tmp_path / "a"], out=tmp_path / "merged", budget=10)
-    if keep:
-        points(tmp_path / "merged", keep=keep)
-    same(whole / name, tmp_path / "merged")
+    shares = tmp_path / "shares"
+    assert "other tasks still draw" in points(shares, keep=keep, share="2/2").note
+    assert not (shares / "results.parquet").exists()
+    assert "this share is done" in points(shares, keep=keep, share="1/2").note
+    points(shares, keep=keep)
+    same(whole / name, shares)
 
 
 def test_more_samples_keep_the_rows_of_fewer(whole, tmp_path):
@@ -178,136 +174,92 @@ def test_an_own_network(workdir):
 def test_a_killed_driver_repeats_only_unfinished_blocks(tmp_path):
     assert in_children("kills", tmp_path / "killed", 3) >= 1
     same(tmp_path / "killed", tmp_path / "killed-undisturbed")
-    assert not [*(tmp_path / "killed" / "blocks").glob("*.attempt-*")]
 
 
-def test_a_block_that_ends_its_process_is_set_aside(tmp_path):
-    assert in_children("poison", tmp_path) == 2  # runs of the driver, of which the first was ended
-    given = segment(tmp_path, Fake("a"))
-    assert [given.about(block) is not None for block in range(6)] == [True, True, False, True, True, True]
-    assert set_aside(given) == {2: "its worker was killed"}
-
-
-def test_a_block_that_fails_three_times_is_set_aside_and_the_others_finish(whole, tmp_path, monkeypatch):
-    check, tries = Check._check, []
+def test_blocks_that_fail_are_named_and_computed_again_by_the_same_command(whole, tmp_path, monkeypatch):
+    check = Check._check
 
     def failing(self, rows):
         if 40 in rows["index"].to_pylist():
-            tries.append(1)
             raise RuntimeError("no luck\nat all")
         return check(self, rows)
 
     with monkeypatch.context() as patch:
         patch.setattr(Check, "_check", failing)
-        summary = points(tmp_path, block=16)
-    assert len(tries) == 3
-    assert summary.set_aside == {"draw-00002": "RuntimeError: no luck at all"}
-    left = [i for i in range(100) if i // 16 != 2]
-    assert table(tmp_path)["index"].to_pylist() == left
-    assert points(tmp_path).set_aside  # not tried again unless asked
-    with pytest.raises(
-        FmwcError, match=r"1 of 7 blocks are missing or damaged, .* draw-00002.parquet \(1 set aside; add --retry"
-    ):
-        merge([tmp_path], out=tmp_path / "merged")
-    state = status(tmp_path)[1]
-    assert state[0].startswith("finished, 1 set aside; add --retry")
-    assert state[1] == "draw block 2 was set aside: RuntimeError: no luck at all"
-    assert not points(tmp_path, retry=True).set_aside
-    same(tmp_path, whole / "all")
-
-
-def test_failed_attempts_of_another_campaign_do_not_count(whole, tmp_path, monkeypatch):
-    def failing(self, rows):
-        raise RuntimeError(f"no luck from {rows['index'][0]}")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Check, "_check", failing)
-        assert len(points(tmp_path, seed=1, block=16).set_aside) == 7
-    assert not points(tmp_path, block=16, force=True).set_aside
-    same(tmp_path, whole / "all")
-    assert not [*tmp_path.rglob("*.attempt-*")]
-
-
-def test_a_reason_that_every_block_has_ends_the_campaign(whole, tmp_path, monkeypatch):
-    def failing(self, rows):
-        tries.append(rows["index"][0].as_py())
-        raise RuntimeError("wrong settings")
-
-    tries: list[int] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(Check, "_check", failing)
-        for _ in range(4):
-            with pytest.raises(
-                OutputError, match=r"the first 3 blocks of .* failed for the same reason: RuntimeError: w"
-            ):
-                points(tmp_path, block=16)
-    assert tries == [0, 16, 32] * 4
-    assert not points(tmp_path, block=16).set_aside
-    same(tmp_path, whole / "all")
-
-
-def test_after_a_retry_rows_are_kept_among_all(whole, tmp_path, monkeypatch):
-    check = Check._check
-
-    def failing(self, rows):
-        if rows["index"][0].as_py() == 16:
-            raise RuntimeError("not yet")
-        return check(self, rows)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Check, "_check", failing)
-        points(tmp_path, keep=0.2, block=16)
-    assert len(table(tmp_path)) == 17  # a fifth of 84
-    points(tmp_path, keep=0.2, retry=True)
+        with pytest.raises(OutputError, match=r"1 of 7 blocks .* draw-00002: RuntimeError: no luck at all"):
+            points(tmp_path, keep=0.2, block=16)
+    assert not (tmp_path / "results.parquet").exists()  # the surest of all are not known
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "blocks").iterdir()}
+    assert len(before) == 6
+    points(tmp_path, keep=0.2)
+    assert before.items() <= {path.name: path.stat().st_mtime_ns for path in (tmp_path / "blocks").iterdir()}.items()
     same(tmp_path, whole / "fifth")
 
 
-def test_a_damaged_block_is_computed_again(whole, tmp_path):
+def test_blocks_that_are_missing_or_of_another_campaign_are_computed_again(whole, tmp_path):
     points(tmp_path, block=16)
-    damage(tmp_path / "blocks" / "draw-00003.parquet")
-    (tmp_path / "blocks" / "draw-00005.parquet").unlink()
+    blocks = tmp_path / "blocks"
+    (blocks / "draw-00005.parquet").unlink()
+    (blocks / "draw-00001.parquet").write_bytes((blocks / "draw-00002.parquet").read_bytes())
+    torn = (blocks / "draw-00003.parquet").read_bytes()
+    (blocks / "draw-00003.parquet").write_bytes(torn[: len(torn) // 2])
     points(tmp_path)
     same(tmp_path, whole / "all")
 
 
-def test_rows_to_keep_are_chosen_again_if_their_file_is_gone_or_damaged(whole, tmp_path):
+def test_a_damaged_block_is_named(tmp_path):
+    points(tmp_path, block=16)
+    damage(tmp_path / "blocks" / "draw-00003.parquet")
+    with pytest.raises(FmwcError, match=r"draw-00003\.parquet.* delete it"):
+        points(tmp_path)
+
+
+def test_rows_to_keep_are_chosen_again_if_their_file_is_gone_or_changed(whole, tmp_path):
     points(tmp_path, keep=0.2)
     blocks = tmp_path / "blocks"
     kept, chosen = blocks / "kept-00000.parquet", json.loads((blocks / "kept.json").read_text())
     for harm in (
         kept.unlink,
-        lambda: damage(kept),
         lambda: kept.write_bytes(kept.read_bytes()[:-9]),
         lambda: (blocks / "kept.json").write_text(json.dumps({**chosen, "rows": 10**15})),
-        lambda: (blocks / "kept.json").write_text(json.dumps({**chosen, "rows": 10**15, "step": 10**15})),
+        lambda: (blocks / "kept.json").unlink(),
     ):
         harm()
         (blocks / "judge-00000.parquet").unlink()
-        assert not points(tmp_path, keep=0.2).set_aside
+        points(tmp_path, keep=0.2)
         same(tmp_path, whole / "fifth")
 
 
-def test_rows_that_cannot_be_read_are_no_death_of_a_worker(tmp_path):
-    given = replace(segment(tmp_path, Fake("a"), blocks=1), source="kept")
-    (outcome,) = run_local(given, [0], "driver")
-    assert "kept-00000.parquet cannot be read" in outcome.problem
-    assert [one["reason"] for one in given.attempts(0)] == [outcome.problem]
-
-
 def test_a_second_driver_is_refused_and_status_is_not(whole):
-    with claimed(whole / "all", "screen", adds=(CAMPAIGN,)):
-        with pytest.raises(OutputError, match="in use by process"):
+    with FileLock(whole / "all" / LOCK):
+        with pytest.raises(OutputError, match="in use"):
             points(whole / "all")
-        rows, remarks = status(whole / "all")
-    assert (rows[0][""], rows[0]["blocks"], rows[0]["rows"]) == ("draw", "7 of 7", "100 of 100")
-    assert remarks == ["complete"]
+        (row,) = status(whole / "all")
+    assert (row[""], row["blocks"], row["rows"]) == ("draw", "7 of 7", "100 of 100")
 
 
-def test_the_state_of_a_part_and_of_a_campaign_without_blocks(tmp_path):
-    points(tmp_path, 32, first=0, keep=5)
-    assert status(tmp_path)[1] == ["complete; put all parts together with fmwc merge"]
-    shutil.rmtree(tmp_path / "blocks")
-    assert status(tmp_path)[1][0].startswith("blocks/ was deleted, so the command would start over")
+def test_a_folder_with_other_files_or_behind_a_link_is_refused(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    for name in ("mine", "link"):
+        with pytest.raises(OutputError):
+            points(tmp_path / name)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+    points(tmp_path / "mine", force=True)
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "x"
+
+
+def test_force_replaces_another_campaign(whole, tmp_path):
+    points(tmp_path, seed=1, block=16)
+    points(tmp_path, block=16, force=True)
+    same(tmp_path, whole / "all")
+
+
+@pytest.mark.parametrize("count", [0, 1, 40, 100])
+def test_the_surest_are_the_smallest_and_the_first_of_equal_scores(count):
+    scores = np.random.default_rng(0).integers(-5, 5, 100) / 7
+    assert surest(scores, count).nonzero()[0].tolist() == sorted(np.argsort(scores, kind="stable")[:count].tolist())
 
 
 def test_other_options_in_the_same_folder_are_refused(whole):
@@ -325,50 +277,10 @@ def test_other_options_in_the_same_folder_are_refused(whole):
         points(whole / "all", block=32)
 
 
-def test_merge_refuses_overlaps_holes_and_strangers(tmp_path):
-    for name, first, count, options in (
-        ("a", 0, 32, {}),
-        ("b", 16, 32, {}),
-        ("c", 48, 16, {}),
-        ("seed", 32, 16, {"seed": 1}),
-        ("keep", 32, 16, {"keep": 3}),
-    ):
-        points(tmp_path / name, count, first=first, **options)
-    for names, words in (
-        ("ab", "both hold the rows from 16 on"),
-        ("ac", "rows from 32 to 47 are missing"),
-        ("bc", "rows from 0 to 15 are missing"),
-        (("a", "seed"), r"do not belong together \(seed: 0 before, 1 now\)"),
-        (("a", "keep"), r"do not belong together \(keep: none before, 3 now\)"),
-    ):
-        with pytest.raises(FmwcError, match=words):
-            merge([tmp_path / name for name in names], out=tmp_path / "merged")
-    with pytest.raises(FmwcError, match="holds no campaign"):
-        merge([tmp_path], out=tmp_path / "merged")
-    assert not (tmp_path / "merged").exists()
-
-
 def damage(path):
     content = bytearray(path.read_bytes())
     content[60] ^= 255  # in the data, not in the footer
     path.write_bytes(content)
-
-
-def test_parts_can_be_merged_again(whole, tmp_path, monkeypatch):
-    points(tmp_path / "a", 64, first=0, block=32)
-    points(tmp_path / "b", 36, first=64)
-    for force in (False, False, True, True):
-        merge([tmp_path / "a", tmp_path / "b"], out=tmp_path / "merged", budget=10, force=force)
-        same(whole / "all", tmp_path / "merged")
-        assert len([*(tmp_path / "merged" / "blocks").glob("draw-*.parquet")]) == 5
-    with monkeypatch.context() as patch:
-        patch.setattr(parts, "MOST_BLOCKS", 4)
-        with pytest.raises(FmwcError, match="the parts have 5 blocks, more than 4"):
-            merge([tmp_path / "a", tmp_path / "b"], out=tmp_path / "other")
-    damage(tmp_path / "b" / "blocks" / "draw-00001.parquet")
-    with pytest.raises(FmwcError, match=r"b is not complete: 1 of 3 blocks .* draw-00001.parquet \(run its command"):
-        merge([tmp_path / "a", tmp_path / "b"], out=tmp_path / "other")
-    assert not (tmp_path / "other").exists()
 
 
 def test_memory_does_not_grow_with_the_number_of_samples(tmp_path):
@@ -422,7 +334,6 @@ def test_commands_print_the_funnel_and_the_state(tmp_path, run):
     code, said, _ = run("screen", "--status", out)
     assert code == 0
     assert "40 of 40" in said
-    assert "complete" in said
     assert run("screen", "--status", tmp_path)[0] == 2
 
 
@@ -434,7 +345,7 @@ def test_commands_print_the_funnel_and_the_state(tmp_path, run):
             (("checkerboard", "--out", "x", "--keep", keep), "--keep must be a share below 1, such as 0.1, or a whole")
             for keep in ("2.5", "1.0", "inf", "nan", "0", "-3")
         ),
-        (("checkerboard", "--out", "x", "--first", 100), "--first must be a multiple of the batch size, 2048"),
+        (("checkerboard", "--out", "x", "--share", "3/2"), "--share must be a task and the number of tasks"),
         (("checkerboard", "--out", "x", "--block", 100), "--block must be a multiple of the batch size, 2048"),
         (("checkerboard", "--out", "x", "--relax", 5), "only crystals can be relaxed"),
         (("mnist", "--out", "x", "--steps", 20), "add --score NAME"),

@@ -1,4 +1,4 @@
-"""The Slurm examples: an array of tasks draws the parts of a campaign; a job starts Ray on its nodes."""
+"""The Slurm examples: the tasks of an array share a campaign; a job starts Ray on its nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from fmwc.screening import merge, screen
+from fmwc.screening import screen
 from tests.screening.test_ray import TINY
 
 SLURM = Path(__file__).parents[2] / "examples" / "slurm"
@@ -55,41 +55,21 @@ def array(out: Path, task: str, *words: str, **variables: str) -> subprocess.Com
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return subprocess.run(
         ["bash", SLURM / "array.sh", *words, "--device", "cpu", "--steps", "4", "--score", "integrated"],
-        env={**os.environ, "PATH": path, "BATCH": "16", "SLURM_ARRAY_TASK_ID": task, **variables},
+        env={**os.environ, "PATH": path, "SLURM_ARRAY_TASK_ID": task, **variables},
         capture_output=True,
         text=True,
     )
 
 
-def test_an_array_of_tasks_draws_the_campaign_and_a_task_alone_its_part(tmp_path):
-    words, part = ["3", str(tmp_path), "checkerboard", "100"], tmp_path / "part-0001"
-    assert array(tmp_path, "0", *words).returncode == 0
-    assert array(tmp_path, "2", *words).returncode == 0
-    # sbatch --array=1, after the others
-    alone = {"SLURM_ARRAY_TASK_COUNT": "1", "SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_MAX": "1"}
-    assert array(tmp_path, "1", *words, **alone).returncode == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["part-0000", "part-0001", "part-0002"]
-    assert pq.read_table(part / "results.parquet")["index"].to_pylist() == [*range(48, 96)]
-    merge(sorted(tmp_path.glob("part-*")), out=tmp_path / "whole")
+def test_the_tasks_of_an_array_share_a_campaign(tmp_path):
+    words = ["3", "checkerboard", "-n", "100", "--batch", "16", "--out", str(tmp_path / "whole")]
+    for task in ("0", "2", "1"):
+        assert array(tmp_path, task, *words).returncode == 0
+    screen("checkerboard", 100, out=tmp_path / "whole", **TINY)
     screen("checkerboard", 100, out=tmp_path / "here", **TINY)
     rows, expected = (pq.read_table(tmp_path / name / "results.parquet") for name in ("whole", "here"))
     assert len(rows) == 100
     assert rows.equals(expected)
-
-
-@pytest.mark.parametrize(
-    ("task", "words", "message"),
-    [
-        ("3", ["3", "out", "checkerboard", "100"], "task 3 is not one of the 3 parts; use --array=0-2"),
-        ("0", ["out", "checkerboard", "100"], "expected a positive number, got 'out'"),
-        ("", ["3", "out", "checkerboard", "100"], "submit the script as an array"),
-    ],
-)
-def test_a_task_that_does_not_exist_is_refused(tmp_path, task, words, message):
-    process = array(tmp_path, task, *words)
-    assert process.returncode
-    assert message in process.stderr
-    assert len(process.stderr.splitlines()) == 1
 
 
 def test_a_job_starts_ray_on_its_nodes_and_ends_it(tmp_path):

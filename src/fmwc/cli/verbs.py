@@ -722,8 +722,8 @@ class Screen:
     """Draw many samples, keep the surest, judge them, write the best.
 
     Samples are drawn, checked, kept and judged in blocks, in this process or, with --workers or --address, on Ray.
-    Resumes if interrupted: the same command computes only the missing blocks. A block that fails three times is set
-    aside, and the campaign goes on. Any number of workers and any size of the blocks give the same table.
+    Resumes if interrupted: the same command computes only the missing blocks. Any number of workers and any size of
+    the blocks give the same table.
 
     Writes results.parquet (one row per kept sample), ranked.csv and files of the best samples, funnel.json, and a page.
     """
@@ -734,10 +734,6 @@ class Screen:
         Path | None, Option(help="Print how far the campaign in this folder is, instead of running one.")
     ] = None
     count: Annotated[int, Option("-n", "--count", min=1, max=10**12, help="Number of samples to draw.")] = 1000
-    first: Annotated[
-        int | None,
-        Option(min=0, help="Draw a part: --count samples from this index on, for fmwc merge. A multiple of the batch."),
-    ] = None
     keep: Annotated[str, Option(help="Samples to keep, the surest: a share below 1, or a number; default: all.")] = ""
     promise: Annotated[
         Path | None, Option(help="Keep the samples that a certificate of fmwc filter --max-risk guarantees.")
@@ -774,7 +770,13 @@ class Screen:
         ),
     ] = 0
     address: Annotated[str, Option(help="Address of a Ray cluster, such as auto; local: start one here.")] = ""
-    retry: Annotated[bool, Option("--retry", help="Try blocks again that were set aside.")] = False
+    share: Annotated[
+        str,
+        Option(
+            help="Compute only a share of the blocks: 3/10 is task 3 of 10. Tasks of an array job work on one folder "
+            "at the same time; the command without --share writes the results."
+        ),
+    ] = ""
     seed: Seed = 0
     device: Device = "auto"
     force: Force = False
@@ -786,43 +788,16 @@ class Screen:
         if self.status is None:
             _print_campaign(run(self))
             return
-        rows, remarks = status(self.status)
-        print_table(rows, str(self.status))
-        for line in remarks:
-            say(line)
+        print_table(status(self.status), str(self.status))
 
 
 def _print_campaign(summary: Any) -> None:
-    """Print the funnel and the files; exit with 1 if blocks were set aside."""
+    """Print the funnel and the files."""
     if summary.funnel:
         print_table(summary.rows(), "funnel")
     print_written(summary.written)
-    for block, reason in summary.set_aside.items():
-        say(f"{block} was set aside: {reason}")
     if summary.note:
         say(summary.note)
-    if summary.set_aside:
-        raise typer.Exit(1)
-
-
-@app.command("merge")
-@dataclass(frozen=True)
-class Merge:
-    """Put together the parts that fmwc screen --first wrote.
-
-    Refuses parts that overlap, leave a hole, or belong to different campaigns. If the parts were drawn with --keep, the
-    same fmwc screen command without --first then keeps and judges the surest of all.
-    """
-
-    parts: Annotated[list[Path], Argument(help="The folders of the parts, in any order.")]
-    out: Out
-    budget: Annotated[int, Option(min=0, max=10**6, help="Number of best samples to write to files.")] = 100
-    force: Force = False
-
-    def run(self) -> None:
-        from fmwc.screening import merge
-
-        _print_campaign(merge(self.parts, out=self.out, budget=self.budget, force=self.force))
 
 
 @app.command("studio")

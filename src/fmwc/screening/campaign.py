@@ -1,60 +1,52 @@
-"""A campaign: its identity, its segments, and what of it is done."""
+"""A campaign: its identity, its segments, what of it is done, and the rows that it keeps."""
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from filelock import FileLock, Timeout
 
-from fmwc.errors import DataError
-from fmwc.files import write_json
-from fmwc.identity import digest
+from fmwc.errors import DataError, MismatchError, OutputError
+from fmwc.files import TEMPORARY, write_json
+from fmwc.identity import digest, require_same
 from fmwc.readers import anything, array, mapping, number, optional, read_json, record, shown, text, whole
 from fmwc.screening.blocks import FOLDER, Segment, read_rows, write_rows
-from fmwc.screening.keep import surest
 from fmwc.screening.rows import CRYSTALS, SCORE
 from fmwc.screening.stages import Stage
 
-__all__ = ["CAMPAIGN", "Campaign", "read_campaign", "spans_of"]
+__all__ = ["CAMPAIGN", "Campaign", "owned", "read_campaign", "rows_per_block", "status", "surest"]
 
-CAMPAIGN, KEPT, DRIVER = "campaign.json", "kept.json", "driver.json"
+CAMPAIGN, KEPT, LOCK = "campaign.json", "kept.json", ".lock"
 TOGETHER = {CRYSTALS: 64}  # rows that are judged together
 RELAXED_TOGETHER = 16
 OTHERS = 256
 BLOCKS, MOST_BATCHES = 256, 16  # blocks of a campaign, unless one would have more batches than this
+MOST_BLOCKS = 200_000
+RECENT = 20  # blocks whose dates give the rate
 
-_LAYOUT = array(array(whole(), 3, 3), 1, 100_000)  # first row, row after the last, rows per block
 _IDENTITY = record(
     {
         "drawn": mapping(anything, 100),
         "kind": text(100),
         "shapes": mapping(array(whole(1), 0, 16), 100),
         "batch": whole(1),
-        "first": whole(),
         "count": whole(1),
         "keep": optional(number(0)),
         "relax": whole(),
     },
     more=True,
 )
-_CAMPAIGN = record({"format": whole(1, 1), "identity": _IDENTITY, "layout": _LAYOUT})
-MOST_BLOCKS = 200_000
-_KEPT = record({"identity": text(64), "rows": whole(), "drawn": whole(), "seconds": number(0), "step": whole(1)})
-
-
-def spans_of(layout: list[list[int]]) -> tuple[tuple[int, int], ...]:
-    """Return the first row and the row after the last of each block.
-
-    >>> spans_of([[0, 10, 4], [10, 14, 4]])
-    ((0, 4), (4, 8), (8, 10), (10, 14))
-    """
-    return tuple((i, min(i + step, stop)) for start, stop, step in layout for i in range(start, stop, step))
+_CAMPAIGN = record({"format": whole(1, 1), "identity": _IDENTITY, "block": whole(1)})
+_KEPT = record({"identity": text(64), "rows": whole(), "drawn": whole(), "seconds": number(0)})
 
 
 def rows_per_block(rows: int, batch: int) -> int:
@@ -67,21 +59,43 @@ def rows_per_block(rows: int, batch: int) -> int:
     return batch * min(max(1, -(-batches // BLOCKS)), MOST_BATCHES)
 
 
+def _spans(rows: int, step: int) -> tuple[tuple[int, int], ...]:
+    """Return the first row and the row after the last of each block.
+
+    >>> _spans(10, 4)
+    ((0, 4), (4, 8), (8, 10))
+    """
+    return tuple((first, min(first + step, rows)) for first in range(0, rows, step))
+
+
+def surest(scores: np.ndarray, count: int) -> np.ndarray:
+    """Return which numbers are among the `count` smallest; of equal numbers, the first are taken.
+
+    >>> surest(np.array([3.0, 1.0, 2.0, 2.0]), 2).tolist()
+    [False, True, True, False]
+    """
+    if not count:
+        return np.zeros(len(scores), bool)
+    value = np.partition(scores, count - 1)[count - 1]
+    below, equal = scores < value, scores == value
+    return below | (equal & (equal.cumsum() <= count - below.sum()))
+
+
 @dataclass(frozen=True)
 class Campaign:
     """A campaign.
 
     Attributes:
         folder: Its folder.
-        identity: All that determines its rows. `first` and `count` are the range of rows.
-        layout: The first row, the row after the last, and the rows per block, of each part.
+        identity: All that determines its rows.
+        block: The number of rows of a block.
         before: The stages before rows are kept.
         after: The stages after it; empty if nothing has to wait.
     """
 
     folder: Path
     identity: dict[str, Any]
-    layout: list[list[int]]
+    block: int
     before: tuple[Stage, ...] = ()
     after: tuple[Stage, ...] = ()
 
@@ -90,15 +104,10 @@ class Campaign:
         """Whether rows are kept by comparison with all others, so that judging waits for the last draw."""
         return self.identity["keep"] is not None
 
-    @property
-    def shared(self) -> dict[str, Any]:
-        """What determines a row, whatever part it is in."""
-        return {name: value for name, value in self.identity.items() if name not in ("first", "count")}
-
     @cached_property
     def rows(self) -> str:
         """A hash of what determines a row."""
-        return digest(self.shared)
+        return digest(self.identity)
 
     @property
     def kind(self) -> str:
@@ -106,30 +115,27 @@ class Campaign:
         kind: str = self.identity["kind"]
         return kind
 
-    def save(self) -> None:
-        """Write campaign.json."""
-        write_json(self.folder / CAMPAIGN, {"format": 1, "identity": self.identity, "layout": self.layout})
-
     # ---- segments ----
 
     @cached_property
     def drawing(self) -> Segment:
         """The first segment."""
-        batch, spans = self.identity["batch"], spans_of(self.layout)
-        return Segment(self.folder, "draw", self.rows, self.before, batch, spans)
+        spans = _spans(self.identity["count"], self.block)
+        return Segment(self.folder, "draw", self.rows, self.before, self.identity["batch"], spans)
 
     def judging(self) -> Segment | None:
         """Return the second segment, if there is one and the rows to keep are known."""
         kept = self.kept()
         if not self.waits or kept is None:
             return None
-        spans = spans_of([[0, kept["rows"], kept["step"]]])
-        identity = digest([self.rows, kept["identity"]])
-        return Segment(self.folder, "judge", identity, self.after, self._together, spans, "kept")
+        together = RELAXED_TOGETHER if self.identity["relax"] else TOGETHER.get(self.kind, OTHERS)
+        spans = _spans(kept["rows"], rows_per_block(kept["rows"], together))
+        return Segment(self.folder, "judge", self.rows, self.after, together, spans, "kept")
 
-    @property
-    def _together(self) -> int:
-        return RELAXED_TOGETHER if self.identity["relax"] else TOGETHER.get(self.kind, OTHERS)
+    def segments(self) -> list[Segment]:
+        """Return the segments that are known."""
+        judging = self.judging()
+        return [self.drawing] if judging is None else [self.drawing, judging]
 
     @property
     def last(self) -> Segment | None:
@@ -138,59 +144,49 @@ class Campaign:
 
     # ---- rows to keep ----
 
-    def _identity_of_kept(self) -> str:
-        missing = [span for block, span in enumerate(self.drawing.spans) if self.drawing.about(block) is None]
-        return digest([self.identity, missing])
-
     def kept(self) -> dict[str, Any] | None:
         """Return what is known of the rows to keep, if they have been chosen."""
         try:
             kept: dict[str, Any] = read_json(self.folder / FOLDER / KEPT, _KEPT)
         except DataError:
             return None
-        fits = kept["rows"] <= min(self.identity["count"], MOST_BLOCKS * kept["step"])
-        return kept if fits else None
+        return kept if kept["identity"] == self.rows and kept["rows"] <= self.identity["count"] else None
 
     def choose(self) -> None:
         """Choose the rows to keep among all drawn ones, and write them to files of their own."""
-        begun, drawn, identity = time.perf_counter(), self.drawing, self._identity_of_kept()
-        kept, known = self.kept(), self.judging()
-        same = kept is not None and kept["identity"] == identity
-        blocks = [*range(len(known.spans))] if known is not None else []
-        if same and known is not None and all(known.about(block, known.source, whole=True) for block in blocks):
+        known = self.judging()
+        if known is not None and all(known.about(block, known.source) for block in range(len(known.spans))):
             return
-        blocks = [block for block in range(len(drawn.spans)) if drawn.about(block) is not None]
-        passed = sum(len(piece) for piece in self._scores(blocks))
-        total = sum(stop - start for start, stop in (drawn.spans[block] for block in blocks))
-        keep = self.identity["keep"]
+        begun, drawn, keep = time.perf_counter(), self.drawing, self.identity["keep"]
+        scores = [self._scores(block) for block in range(len(drawn.spans))]
+        total, passed = self.identity["count"], sum(map(len, scores))
         count = min(keep if isinstance(keep, int) else max(1, round(keep * total)), passed)
-        fewest = -(-count // MOST_BLOCKS)
-        step = max(rows_per_block(count, self._together), -(-fewest // self._together) * self._together)
-        about = {"identity": digest([self.rows, identity]), "driver": "", "spent": {}}
-        done, waiting = 0, []
+        masks = np.split(surest(np.concatenate(scores), count), np.cumsum([len(one) for one in scores])[:-1])
+        content = {"identity": self.rows, "rows": count, "drawn": total, "seconds": time.perf_counter() - begun}
+        kept = self._kept_rows(masks)
+        write_json(self.folder / FOLDER / KEPT, content)  # says how the rows are divided into blocks
+        judging = self.judging()
+        assert judging is not None
+        waiting: list[pa.Table] = []
+        for block, (start, stop) in enumerate(judging.spans):
+            while sum(map(len, waiting)) < stop - start:
+                waiting.append(next(kept))
+            rows = pa.concat_tables(waiting)
+            about = {**judging.head(block), "spent": {}}
+            write_rows(judging.path(block, "kept"), rows.slice(0, stop - start), about)
+            waiting = [rows.slice(stop - start)]
 
-        def write(rows: pa.Table) -> None:
-            nonlocal done
-            span = {"start": done, "stop": done + len(rows)}
-            write_rows(drawn.path(done // step, "kept"), rows, {**about, **span})
-            done += len(rows)
+    def _scores(self, block: int) -> np.ndarray:
+        start, stop = self.drawing.spans[block]
+        scores: np.ndarray = read_rows(self.drawing.path(block), stop - start, [SCORE])[SCORE].to_numpy()
+        return scores
 
-        for block, mask in zip(blocks, surest(lambda: self._scores(blocks), count), strict=True):
-            waiting.append(read_rows(drawn.path(block), len(mask)).filter(pa.array(mask)))
-            while (size := sum(map(len, waiting))) >= step:
-                rows = pa.concat_tables(waiting)
-                write(rows.slice(0, step))
-                waiting = [rows.slice(step)] if size > step else []
-        if waiting and sum(map(len, waiting)):
-            write(pa.concat_tables(waiting))
-        seconds = time.perf_counter() - begun
-        content = {"identity": identity, "rows": count, "drawn": total, "seconds": seconds, "step": step}
-        write_json(self.folder / FOLDER / KEPT, content)
+    def _kept_rows(self, masks: list[np.ndarray]) -> Iterator[pa.Table]:
+        for block, mask in enumerate(masks):
+            yield read_rows(self.drawing.path(block), len(mask)).filter(pa.array(mask))
 
-    def _scores(self, blocks: list[int]) -> Iterator[Any]:
-        for block in blocks:
-            start, stop = self.drawing.spans[block]
-            yield read_rows(self.drawing.path(block), stop - start, [SCORE])[SCORE].to_numpy()
+
+# ---- the folder ------------------------------------------------------------------------------------------------------
 
 
 def read_campaign(folder: Path) -> Campaign:
@@ -198,15 +194,100 @@ def read_campaign(folder: Path) -> Campaign:
     if not (folder / CAMPAIGN).is_file():
         raise DataError(f"{shown(folder)} holds no campaign of fmwc screen: {CAMPAIGN} is missing")
     found = read_json(folder / CAMPAIGN, _CAMPAIGN)
-    identity, layout = found["identity"], found["layout"]
-    first, stop = identity["first"], identity["first"] + identity["count"]
-    joined = all(one[1] == after[0] for one, after in pairwise(layout))
-    if (
-        not joined
-        or (layout[0][0], layout[-1][1]) != (first, stop)
-        or not all(low < high and step for low, high, step in layout)
-    ):
-        raise DataError(f"{shown(folder / CAMPAIGN)} does not list the rows from {first} to {stop - 1}")
-    if sum(-(-(high - low) // step) for low, high, step in layout) > MOST_BLOCKS:
+    if found["identity"]["count"] > MOST_BLOCKS * found["block"]:
         raise DataError(f"{shown(folder / CAMPAIGN)} has more than {MOST_BLOCKS:,} blocks")
-    return Campaign(folder, identity, layout)
+    return Campaign(folder, found["identity"], found["block"])
+
+
+@contextmanager
+def owned(campaign: Campaign, *, alone: bool, block: int = 0, force: bool = False) -> Iterator[Campaign]:
+    """Own the folder of a campaign; yield the campaign with the blocks that the folder has already.
+
+    Arguments:
+        campaign: The campaign, with blocks of the default size.
+        alone: Whether no other command may work on the folder. Tasks that share a campaign do so at the same time.
+        block: The size of blocks that was asked for; 0 for none.
+        force: Whether to replace another campaign, or to write into a folder with other files.
+    """
+    folder, where = campaign.folder, shown(campaign.folder)
+    if folder.is_symlink() or (folder / FOLDER).is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise OutputError(f"{where} must be a folder, and neither it nor {FOLDER}/ in it a link; choose another --out")
+    if (folder / CAMPAIGN).exists():
+        earlier = read_campaign(folder)
+        try:
+            asked = f"{where} holds another campaign; choose another --out, or add --force"
+            require_same(earlier.identity, campaign.identity, asked)
+            if block and earlier.block != block:
+                raise MismatchError(f"{where} has blocks of {earlier.block} rows; leave out --block")
+        except MismatchError:
+            if not force:
+                raise
+            shutil.rmtree(folder / FOLDER, ignore_errors=True)
+        else:
+            campaign = Campaign(folder, campaign.identity, earlier.block, campaign.before, campaign.after)
+    elif folder.exists() and not force and any(map(_strange, folder.iterdir())):
+        raise OutputError(f"{where} is not empty; choose another --out, or add --force")
+    try:
+        (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{where} cannot be written to ({error.strerror}); choose another --out") from error
+    lock = FileLock(folder / LOCK, timeout=0)
+    try:
+        if alone:
+            lock.acquire()
+    except Timeout as error:
+        raise OutputError(f"{where} is in use by another fmwc screen; wait for it, or choose another --out") from error
+    try:
+        if alone:  # what a killed command left behind
+            for left in (*folder.glob(f"{TEMPORARY}*"), *(folder / FOLDER).glob(f"{TEMPORARY}*")):
+                left.unlink()
+        write_json(folder / CAMPAIGN, {"format": 1, "identity": campaign.identity, "block": campaign.block})
+        yield campaign
+    finally:
+        lock.release()
+
+
+def _strange(path: Path) -> bool:
+    """Return whether a file is not of a campaign that was killed when it began."""
+    return path.name not in (LOCK, FOLDER) and not path.name.startswith(TEMPORARY)
+
+
+def status(folder: str | Path) -> list[dict[str, str]]:
+    """Return what is done of a campaign, one row per segment. Works while it runs and after a kill.
+
+    The rate is that of the last blocks that were written.
+    """
+    rows = []
+    for segment in read_campaign(Path(folder)).segments():
+        sizes = [stop - start for start, stop in segment.spans]
+        done = sorted(set(range(len(sizes))) - set(segment.missing()), key=lambda block: _date(segment, block))
+        recent = done[-RECENT:]
+        seconds = _date(segment, recent[-1]) - _date(segment, recent[0]) if recent else 0.0
+        rate = sum(sizes[block] for block in recent[1:]) / seconds if seconds > 0 else 0.0
+        finished = sum(sizes[block] for block in done)
+        rows.append(
+            {
+                "": segment.name,
+                "blocks": f"{len(done):,} of {len(sizes):,}",
+                "rows": f"{finished:,} of {sum(sizes):,}",
+                "rows/s": f"{rate:,.1f}" if rate else "",
+                "time left": _duration((sum(sizes) - finished) / rate) if rate and finished < sum(sizes) else "",
+            }
+        )
+    return rows
+
+
+def _date(segment: Segment, block: int) -> float:
+    return segment.path(block).stat().st_mtime
+
+
+def _duration(seconds: float) -> str:
+    """Return a duration in words.
+
+    >>> _duration(59), _duration(3725), _duration(200_000)
+    ('59 s', '1 h 02 min', '55 h 33 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
@@ -20,16 +16,15 @@ from fmwc.crystals import mp20
 from fmwc.crystals.judge import require_cut
 from fmwc.domains import ShippedDomain
 from fmwc.entry import source_of
-from fmwc.errors import MismatchError, OutputError, UsageError
-from fmwc.files import Folder, claimed, write_json, write_text
-from fmwc.identity import plain, require_same
+from fmwc.errors import OutputError, UsageError
+from fmwc.identity import plain
 from fmwc.modes import one_thread
 from fmwc.progress import say_on_stderr, stages_bar
 from fmwc.provenance import pick_device, runtime
 from fmwc.readers import shown
 from fmwc.report.run import confidence_source
-from fmwc.screening.blocks import FOLDER, MOST, Outcome, Segment, run_local, set_aside
-from fmwc.screening.campaign import CAMPAIGN, DRIVER, MOST_BLOCKS, Campaign, read_campaign, rows_per_block
+from fmwc.screening.blocks import Outcome, Segment, run_local
+from fmwc.screening.campaign import MOST_BLOCKS, Campaign, owned, rows_per_block
 from fmwc.screening.results import Summary, write_results
 from fmwc.screening.rows import CRYSTALS
 from fmwc.screening.stages import Check, Draw, Judge, Keep, Stage
@@ -40,7 +35,7 @@ __all__ = ["screen"]
 
 NONE = "none"  # --judge none
 
-Engine = Callable[[Segment, list[int], str], Iterator[Outcome]]
+Engine = Callable[[Segment, list[int]], Iterator[Outcome]]
 
 
 def screen(checkpoint: str, count: int = 1000, *, out: str | Path, **options: Any) -> Summary:
@@ -64,26 +59,42 @@ def screen(checkpoint: str, count: int = 1000, *, out: str | Path, **options: An
 
 
 def run(options: Screen) -> Summary:
-    """Run a campaign, or what is left of it, and write its results."""
+    """Run a campaign, or what is left of it, and write its results.
+
+    With `--share 3/10`, compute every tenth block from the third on: tasks of an array job work on one campaign at the
+    same time. The results are written by the command without it.
+    """
     if not options.checkpoint or options.out is None:
         raise UsageError("name a checkpoint and a folder, as in fmwc screen crystals -n 1000 --out campaign")
+    share = _share(options.share)
     with one_thread():
-        campaign = _resumed(_planned(options), options)
-        adds = () if options.force else (CAMPAIGN,)  # also to a finished campaign: blocks may have been set aside
-        claim = claimed(campaign.folder, "screen", campaign.identity, force=options.force, adds=adds)
-        with claim as folder, _engine(options) as engine:
-            campaign.save()
-            if options.retry:
-                _forget(campaign)
-            driver = _begin(campaign)
-            with stages_bar() as bar:
-                _complete(campaign.drawing, engine, driver, folder, bar)
-                if campaign.waits and options.first is None:
-                    campaign.choose()
-                    judging = campaign.judging()
-                    assert judging is not None
-                    _complete(judging, engine, driver, folder, bar)
+        planned = _planned(options)
+        owner = owned(planned, alone=share == (0, 1), block=options.block, force=options.force)
+        with owner as campaign, _engine(options) as engine, stages_bar() as bar:
+            _complete(campaign.drawing, engine, share, bar)
+            if campaign.drawing.missing():
+                return Summary(campaign.folder, [], [], "other tasks still draw; repeat the command when they are done")
+            if campaign.waits:
+                campaign.choose()
+                judging = campaign.judging()
+                assert judging is not None
+                _complete(judging, engine, share, bar)
+            if share != (0, 1):
+                return Summary(campaign.folder, [], [], "this share is done; without --share, the results are written")
             return write_results(campaign, options.budget)
+
+
+def _share(text: str) -> tuple[int, int]:
+    """Return which blocks to compute: the number of this task from 0, and the number of tasks.
+
+    >>> _share(""), _share("3/10")
+    ((0, 1), (2, 10))
+    """
+    task, slash, tasks = text.partition("/")
+    with suppress(ValueError):
+        if not text or (slash and 1 <= int(task) <= int(tasks)):
+            return (int(task) - 1, int(tasks)) if text else (0, 1)
+    raise UsageError(f"--share must be a task and the number of tasks, such as 3/10; got '{text}'")
 
 
 # ---- the plan --------------------------------------------------------------------------------------------------------
@@ -136,7 +147,6 @@ def _planned(options: Screen) -> Campaign:
         "batch": drawing.batch,
         "network": options.network,
         "network_source": source_of(options.network),
-        "first": options.first or 0,
         "count": options.count,
         "keep": keep,
         "promise": None if certificate is None else certificate.as_dict(),
@@ -144,21 +154,13 @@ def _planned(options: Screen) -> Campaign:
         **(judges[0].settings() if judges else {"judge": NONE}),
         **runtime(field.device),
     }
-    layout = _layout(options, drawing.batch)
+    if options.block % drawing.batch:
+        raise UsageError(f"--block must be a multiple of the batch size, {drawing.batch}; got {options.block}")
+    block = options.block or rows_per_block(options.count, drawing.batch)
+    if options.count > MOST_BLOCKS * block:
+        raise UsageError(f"-n {options.count} makes more than {MOST_BLOCKS:,} blocks of {block} rows; add --block")
     stages = ((*before, *judges), ()) if keep is None else (before, judges)
-    return Campaign(options.out, plain(identity), layout, *stages)
-
-
-def _layout(options: Screen, batch: int) -> list[list[int]]:
-    first = options.first or 0
-    if first % batch:
-        raise UsageError(f"--first must be a multiple of the batch size, {batch}; got {first}")
-    if options.block % batch:
-        raise UsageError(f"--block must be a multiple of the batch size, {batch}; got {options.block}")
-    size = options.block or rows_per_block(options.count, batch)
-    if options.count > MOST_BLOCKS * size:
-        raise UsageError(f"-n {options.count} makes more than {MOST_BLOCKS:,} blocks of {size} rows; add --block")
-    return [[first, first + options.count, size]]
+    return Campaign(options.out, plain(identity), block, *stages)
 
 
 def _keep(options: Screen) -> float | int | None:
@@ -193,19 +195,6 @@ def _judge(options: Screen, plan: Plan, shapes: dict[str, Any], kind: str, judge
     return (Judge(plan.options.checkpoint, kind, judge, shapes, *settings),)
 
 
-def _resumed(campaign: Campaign, options: Screen) -> Campaign:
-    """Return the campaign with the blocks that its folder already has; raise if the folder has another campaign."""
-    if options.force or not (campaign.folder / CAMPAIGN).exists():
-        return campaign
-    earlier, where = read_campaign(campaign.folder), shown(campaign.folder)
-    require_same(
-        earlier.identity, campaign.identity, f"{where} holds another campaign; choose another --out, or add --force"
-    )
-    if options.block and earlier.layout != campaign.layout:
-        raise MismatchError(f"{where} has blocks of {earlier.layout[0][2]} rows; leave out --block")
-    return replace(campaign, layout=earlier.layout)
-
-
 # ---- the driver ------------------------------------------------------------------------------------------------------
 
 
@@ -221,70 +210,24 @@ def _engine(options: Screen) -> AbstractContextManager[Engine]:
     return connected(workers, address)
 
 
-def _begin(campaign: Campaign) -> str:
-    """Record this run of the driver for `fmwc screen --status`; return its name."""
-    driver = f"{secrets.token_hex(8)}-{os.getpid()}"
-    owner = {"driver": driver, "pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
-    write_json(campaign.folder / FOLDER / DRIVER, owner)
-    return driver
-
-
-def _forget(campaign: Campaign) -> None:
-    for segment in filter(None, (campaign.drawing, campaign.judging())):
-        for block in set_aside(segment):
-            segment.forget(block)
-
-
-def _complete(segment: Segment, engine: Engine, driver: str, folder: Folder, bar: Callable[..., None]) -> None:
-    """Compute the blocks of a segment that are not done, until each is done or set aside."""
+def _complete(segment: Segment, engine: Engine, share: tuple[int, int], bar: Callable[..., None]) -> None:
+    """Compute the blocks of a share that are not done; raise if some cannot be computed."""
+    task, tasks = share
     sizes = [stop - start for start, stop in segment.spans]
-    folder.note(*map(segment.path, range(len(sizes))))
-    left = {block for block in range(len(sizes)) if segment.about(block, whole=True) is None}
-    _settle(segment)
-    total, done = sum(sizes), sum(sizes) - sum(sizes[block] for block in left)
-    alike: dict[str, set[int]] = {}  # blocks by the reason that they failed
-    bar(segment.name, done, total)
-    while todo := _todo(segment, left):
-        began = {block: len(segment.attempts(block)) for block in todo}
-        for outcome in engine(segment, todo, driver):
-            if not outcome.problem:
-                left.discard(outcome.block)
-                done += sizes[outcome.block]
-                bar(segment.name, done, total)
-            elif not done:
-                alike.setdefault(outcome.problem, set()).add(outcome.block)
-                _require_different(segment, alike)
-        if all(block in left and len(segment.attempts(block)) == began[block] for block in todo):
-            raise OutputError(f"no block of {shown(segment.folder)} could be begun; see the messages above")
-
-
-def _require_different(segment: Segment, alike: dict[str, set[int]]) -> None:
-    """Raise if the first blocks fail for the same reason, which is then no fault of theirs; forget their attempts."""
-    for reason, blocks in alike.items():
-        if len(blocks) == MOST:
-            for block in blocks:
-                segment.forget(block)
-            raise OutputError(
-                f"the first {MOST} blocks of {shown(segment.folder)} failed for the same reason: {reason}"
-            )
-
-
-def _todo(segment: Segment, left: set[int]) -> list[int]:
-    """Return the blocks to compute, those that failed before last."""
-    tries = {block: (segment.alone(block).exists(), len(segment.attempts(block))) for block in left}
-    return sorted((block for block in left if tries[block][1] < MOST), key=lambda block: (tries[block], block))
-
-
-def _settle(segment: Segment) -> None:
-    """Forget the attempts whose driver died: a driver that is killed must not set aside blocks that are good.
-
-    A block that was computed in the driver's own process may have ended it, so it is computed alone next time.
-    """
-    for block in range(len(segment.spans)):
-        found = segment.attempts(block)
-        if found and not found[-1]["reason"]:
-            if found[-1]["driver"].endswith(f"-{found[-1].get('pid')}"):
-                write_text(segment.alone(block), "")
-            else:
-                segment.alone(block).unlink(missing_ok=True)
-            segment.forget(block, len(found) - 1)
+    mine = {block for block in range(len(sizes)) if block % tasks == task}
+    todo = [block for block in segment.missing() if block in mine]
+    total = sum(sizes[block] for block in mine)
+    left = sum(sizes[block] for block in todo)
+    bar(segment.name, total - left, total)
+    problems = dict.fromkeys(todo, "it was not computed")
+    for outcome in engine(segment, todo) if todo else ():
+        problems[outcome.block] = outcome.problem
+        if not outcome.problem:
+            left -= sizes[outcome.block]
+            bar(segment.name, total - left, total)
+    if failed := {block: problem for block, problem in problems.items() if problem}:
+        first = min(failed)
+        raise OutputError(
+            f"{len(failed)} of {len(sizes)} blocks of {shown(segment.folder)} failed; the first of them, "
+            f"{segment.path(first).stem}: {failed[first]}. The others are done; repeat the command to try again"
+        )

@@ -26,17 +26,16 @@ from fmwc.report.gallery import UNKNOWN, gallery
 from fmwc.report.page import Section, Tile, png, write_page
 from fmwc.report.reports import closing, kind_of
 from fmwc.report.table import Table
-from fmwc.screening.blocks import Segment, Spent, read_rows, set_aside
+from fmwc.screening.blocks import Spent, read_rows
 from fmwc.screening.campaign import Campaign
 from fmwc.screening.rows import CONFIDENCE, CRYSTALS, INDEX, SCORE, candidates_of, names_of, samples_of
 from fmwc.state import SINGLE
 
-__all__ = ["Summary", "aside", "funnel", "segments", "write_results"]
+__all__ = ["Summary", "funnel", "write_results"]
 
 WIDE = 32  # tables list coordinates only if a sample has at most this many
 ENERGY = "e_above_hull"
 LISTED = 50  # rows of the ranking on the page
-FUNNEL_FILE = "funnel.json"
 NOT_LISTED = (  # columns that ranked.csv has in addition
     *(INDEX, "energy_per_atom", "energy_raw", "competing_phases", "own_phases", "decomposition", "sparse_hull", "twin"),
     *("twin_split", "distances_ok", "apart_ok", "charge_ok", "density_ok", "problem", "converged", "rmsd"),
@@ -62,14 +61,12 @@ class Summary:
         folder: Its folder.
         funnel: What each stage did: its name, rows in and out, network evaluations, and seconds of all workers. The
             last row says how many samples the judge found good.
-        set_aside: Blocks that failed three times, and why.
         written: The files.
         note: What is left to do; empty if the campaign is complete.
     """
 
     folder: Path
     funnel: list[dict[str, Any]]
-    set_aside: dict[str, str]
     written: list[Path]
     note: str = ""
 
@@ -84,25 +81,10 @@ class Summary:
         return [{words: shown(row[name]) for name, words in FUNNEL.items()} for row in self.funnel]
 
 
-def segments(campaign: Campaign) -> list[Segment]:
-    """Return the segments of a campaign that are known."""
-    judging = campaign.judging()
-    return [campaign.drawing, *([judging] if judging is not None else [])]
-
-
-def aside(campaign: Campaign) -> dict[str, str]:
-    """Return the blocks that were set aside, and why."""
-    return {
-        f"{segment.name}-{block:05d}": reason
-        for segment in segments(campaign)
-        for block, reason in set_aside(segment).items()
-    }
-
-
 def funnel(campaign: Campaign) -> list[dict[str, Any]]:
     """Return what each stage did, over all blocks that are done."""
     spent: dict[str, Spent] = {}
-    for segment in segments(campaign):
+    for segment in campaign.segments():
         if segment.source and (kept := campaign.kept()) is not None:
             spent["keep"] = Spent(spent["check"].rows_out if spent else 0, kept["rows"], 0, kept["seconds"])
         for block in range(len(segment.spans)):
@@ -114,9 +96,9 @@ def funnel(campaign: Campaign) -> list[dict[str, Any]]:
 def results(campaign: Campaign) -> Iterator[pa.Table]:
     """Yield the rows of the result, block by block."""
     last = campaign.last
-    for block, (start, stop) in enumerate(last.spans if last is not None else ()):
-        if last is not None and last.about(block) is not None:
-            yield read_rows(last.path(block), stop - start)
+    assert last is not None  # every block is done
+    for block, (start, stop) in enumerate(last.spans):
+        yield read_rows(last.path(block), stop - start)
 
 
 class Best(NamedTuple):
@@ -137,16 +119,13 @@ class Best(NamedTuple):
 
 def write_results(campaign: Campaign, budget: int) -> Summary:
     """Write results.parquet, funnel.json, ranked.csv, the best samples and report.html."""
-    folder, stages, missing = campaign.folder, funnel(campaign), aside(campaign)
-    if campaign.last is None:
-        files = [write_json(folder / FUNNEL_FILE, {"stages": stages, "set_aside": missing})]
-        return Summary(folder, stages, missing, files, "a part: put all parts together with fmwc merge")
+    folder, stages = campaign.folder, funnel(campaign)
     best = _write_table(campaign, budget)
     if best.good is not None:
         judged = {"stage": _verdict(campaign), "rows_in": best.total, "rows_out": best.good}
         stages.append({**dict.fromkeys(Spent._fields), **judged})
-    files = [folder / "results.parquet", write_json(folder / FUNNEL_FILE, {"stages": stages, "set_aside": missing})]
-    summary = Summary(folder, stages, missing, files)
+    files = [folder / "results.parquet", write_json(folder / "funnel.json", {"stages": stages})]
+    summary = Summary(folder, stages, files)
     if len(best.rows):
         files += [write_rows(folder / "ranked.csv", best.columns), *_write_best(campaign, best)]
         files.append(_write_page(campaign, best, summary))
@@ -241,8 +220,6 @@ def _write_page(campaign: Campaign, best: Best, summary: Summary) -> Path:
         tiles.append(Tile(share, f"{_verdict(campaign)} among those judged, 90 % interval {interval}"))
     by = "energy above the hull" if ENERGY in best.columns else "score, the surest first"
     lead = [f"{drawn:,} samples drawn, {best.total:,} kept. The best {size:,} are in files, ranked by {by}."]
-    if summary.set_aside:
-        lead.append(f"{len(summary.set_aside)} blocks were set aside, so their samples are missing.")
     shown = {n: [_word(v) for v in values] for n, values in best.columns.items() if n not in NOT_LISTED}
     listed = Table.from_columns({name: values[:LISTED] for name, values in shown.items()})
     facts = {"checkpoint": identity["drawn"].get("checkpoint", ""), "seed": identity["seed"], "commit": commit()}
