@@ -9,8 +9,10 @@ import math
 import numpy as np
 import pytest
 
-from fmwc.crystals.sandbox import cells
-from fmwc.crystals.structures import quiet
+from fmwc.crystals import read
+from fmwc.crystals.files import cif_text, symmetrised_cif_text, write_structures
+from fmwc.crystals.sandbox import cells, read_structures
+from fmwc.crystals.structures import Candidate, quiet
 
 pytest.importorskip("pymatgen")
 pytest.importorskip("ase")
@@ -65,3 +67,56 @@ def test_the_check_of_a_crystal_does_not_depend_on_its_cell_or_its_place(run, tm
     score, error = ([float(row[name]) for row in rows.values()] for name in ("score", "standard_error"))
     assert max(error) < 0.2  # of a spread of 0.9 among the reference samples
     assert max(score) - min(score) < 4 * math.hypot(*error[:2])
+
+
+# ---- files with symmetry ---------------------------------------------------------------------------------------------
+
+# Crystals of MP-20 with noise of 0.02 Å, as a flow draws them: atomic numbers, fractional coordinates, cell.
+# With pymatgen's symmetric CIF they read back as Se40Br3, CaGe at twice the density, and PdAu4.
+DRAWN = {
+    "Se3Br": (
+        [34, 34, 34, 35],
+        [[0.2608, 0.7591, 0.4997], [0.7608, 0.245, 0.5009], [0.5027, 0.4991, 0.9995], [0.9999, 0.0044, 0.0006]],
+        [[3.7993, 0.0, 0.0], [-0.019, 3.7881, 0.0], [-1.8979, -1.9187, 8.4654]],
+    ),
+    "CaGe": (
+        [20, 20, 32, 32],
+        [[0.2564, 0.3588, 0.724], [0.7692, 0.6272, 0.2714], [0.2476, 0.066, 0.1433], [0.7628, 0.9076, 0.8397]],
+        [[4.0097, 0.0, 0.0], [0.0235, 4.6223, 0.0], [0.0241, -2.3129, 5.4536]],
+    ),
+    "PdAu3": (
+        [46, 79, 79, 79],
+        [[0.9923, 0.998, 0.9985], [0.7611, 0.2531, 0.5056], [0.2475, 0.7533, 0.499], [0.5003, 0.5013, 0.9931]],
+        [[4.1337, 0.0, 0.0], [-0.0018, 4.1265, 0.0], [-2.0726, -2.0891, 4.0513]],
+    ),
+}
+
+
+def _drawn(name: str) -> Candidate:
+    return Candidate(name, *(np.array(part) for part in DRAWN[name]))
+
+
+def _density(candidate: Candidate) -> float:
+    return len(candidate) / candidate.volume
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_file_with_symmetry_reads_back_as_the_crystal_that_was_written(tmp_path, name):
+    drawn = _drawn(name)
+    write_structures(tmp_path, [drawn], symprec=0.1)
+    (found,) = read(tmp_path / "symmetrised")
+    assert found.formula == drawn.formula == name
+    assert _density(found) == pytest.approx(_density(drawn), rel=0.05)
+    assert "'P 1'" not in (tmp_path / "symmetrised" / f"{name}.cif").read_text()  # there is symmetry to find
+
+
+def test_a_symmetry_that_gives_another_crystal_is_not_written(monkeypatch):
+    from pymatgen.io.cif import CifWriter
+
+    monkeypatch.setattr(CifWriter, "__str__", lambda _: cif_text(_drawn("CaGe")))
+    drawn = _drawn("PdAu3")
+    text = symmetrised_cif_text(drawn, {"confidence": 0.5}, symprec=0.1)
+    assert "'P 1'" in text
+    assert "# symmetry:" in text
+    (found,) = read_structures("cif", text)
+    assert sorted(found["numbers"]) == sorted(drawn.numbers)

@@ -59,6 +59,7 @@ SUFFIXES = {".cif": "cif", ".xyz": "xyz", ".extxyz": "xyz", ".vasp": "poscar", "
 NAMES = ("POSCAR", "CONTCAR")
 SAMPLES = "samples.safetensors"
 KNOWN = ", ".join([*SUFFIXES, *(f"{name}*" for name in NAMES)])
+EXACT = 1e-3  # Å; symmetry of a refined structure, whose atoms obey it up to rounding
 OTHERS = re.compile(r"[^A-Za-z0-9_.+-]")  # characters that are replaced in the names of files and CIF blocks
 
 Columns = Mapping[str, Sequence[Any]]
@@ -177,7 +178,8 @@ def cif_text(candidate: Candidate, notes: Mapping[str, Any] | None = None) -> st
 def symmetrised_cif_text(candidate: Candidate, notes: Mapping[str, Any] | None = None, *, symprec: float) -> str:
     """Return a structure as CIF with the symmetry that spglib finds, in its conventional cell; empty if it finds none.
 
-    Equivalent atoms become one site, so there is no doubt per atom.
+    Equivalent atoms become one site, so there is no doubt per atom. The text is read back: if it holds another crystal,
+    the structure is written without symmetry, and a comment says so.
 
     Arguments:
         candidate: The structure.
@@ -185,13 +187,33 @@ def symmetrised_cif_text(candidate: Candidate, notes: Mapping[str, Any] | None =
         symprec: How far atoms may lie from their symmetric positions, in Å; 0.01 to 0.1 are usual.
     """
     _require_writable(candidate)
-    structure, writer = replace(candidate, doubt=None).structure(), need("pymatgen.io.cif").CifWriter
+    candidate, writer = replace(candidate, doubt=None), need("pymatgen.io.cif").CifWriter
+    structure = candidate.structure()
     try:
         with quiet():
-            text = str(writer(structure, symprec=symprec))
+            refined = need("pymatgen.symmetry.analyzer").SpacegroupAnalyzer(structure, symprec).get_refined_structure()
+            # With `symprec` again, it would find operations that the refined atoms do not obey, and readers would
+            # complete the sites to more atoms than there are.
+            text = str(writer(refined, symprec=min(symprec, EXACT)))
     except Exception:  # collapsed cells fail in many ways
         return ""
+    if not _reads_back(text, structure, symprec):
+        return cif_text(candidate, {**(notes or {}), "symmetry": "not written, because it gives another crystal"})
     return "\n".join([*(f"# {name}: {value}" for name, value in (notes or {}).items()), text])
+
+
+def _reads_back(text: str, structure: Any, symprec: float) -> bool:
+    """Return whether a CIF holds a structure whose atoms have moved by at most twice `symprec`, in Å."""
+    matcher = need("pymatgen.analysis.structure_matcher").StructureMatcher(scale=False)
+    try:
+        with quiet():
+            (found,) = need("pymatgen.io.cif").CifParser.from_str(text).parse_structures(primitive=False)
+            if found.composition.reduced_formula != structure.composition.reduced_formula:
+                return False
+            moved = matcher.get_rms_dist(structure, found)  # in units of the edge of a cube with one atom's volume
+    except Exception:
+        return False
+    return moved is not None and moved[1] * (structure.volume / len(structure)) ** (1 / 3) <= 2 * symprec
 
 
 def poscar_text(candidate: Candidate, notes: Mapping[str, Any] | None = None) -> str:
