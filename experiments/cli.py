@@ -284,9 +284,6 @@ def study(
     only: Annotated[
         str, typer.Option(help="Run only these tasks (draw:edit,read:edit), to split work between machines.")
     ] = "",
-    wide: Annotated[
-        bool, typer.Option("--wide", help="Measure all candidate options, on the validation seed.")
-    ] = False,
     sizes: Annotated[
         list[str] | None,
         typer.Option("--set", help="Samples per seed: samples=…,edited=…,replicates=…,swept=…,rewound=…,guided=…"),
@@ -303,18 +300,18 @@ def study(
     """
     from experiments.common.registry import experiment_of
     from experiments.uses.report import write_study
-    from experiments.uses.study import REPORTED, VALIDATION
+    from experiments.uses.study import REPORTED
     from experiments.uses.study import study as run
     from fmwc.progress import say_on_stderr
     from fmwc.provenance import pick_device
 
     chosen = experiment_of(experiment, checkpoint, judge, "study")
-    numbers = _seeds(seeds) if seeds else VALIDATION if wide else REPORTED
+    numbers = _seeds(seeds) if seeds else REPORTED
     changes = [change for part in sizes or [] for change in part.split(",")]
     field = fmwc.load(checkpoint or chosen.name, device=pick_device(device))
     studied = chosen.with_field(field, data, changes)
     with claimed(out, "study", adds=("pieces/*.json", "draws/*.safetensors")):
-        complete = run(studied, out, seeds=numbers, only=only, wide=wide, say=say_on_stderr) is not None
+        complete = run(studied, out, seeds=numbers, only=only, say=say_on_stderr) is not None
         written = write_study(out) if complete else [out / "draws"]
     print_written(written)
 
@@ -333,7 +330,7 @@ def bench(
         str,
         typer.Option(
             help="Only plain sampling and cases whose names contain one of these words (linearised,diagonal), or whole "
-            "parts: sampling, training, sweep."
+            "parts: sampling, training."
         ),
     ] = "",
     tf32: Annotated[

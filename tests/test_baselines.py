@@ -11,8 +11,8 @@ from fmwc.flow import Channel, FlatTorus, Space, euclidean
 from fmwc.networks import MLP
 from fmwc.sampling import SamplingConfig, sample
 from tests.conftest import PRODUCT, TwoChannels, awaken, mlp_field
+from tests.experiments.test_comparisons import Labelled
 from tests.options import arguments
-from tests.recipes.test_comparisons import Labelled
 from tests.reference import assert_within, statistics
 
 # ---- dispersion --------------------------------------------------------------------------------------------------

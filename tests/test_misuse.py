@@ -1,7 +1,6 @@
 """Mistakes that users may make, and unusual uses: they raise one line, or work."""
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
@@ -9,11 +8,8 @@ import torch
 from torch import nn
 
 import fmwc
-from experiments.common.store import Networks, check_settings
-from fmwc.checkerboard.recipe import PRESETS
-from fmwc.errors import CheckpointError, MismatchError, NotFiniteError, ShapeError, UsageError
+from fmwc.errors import NotFiniteError, ShapeError, UsageError
 from fmwc.estimators import Diagonal
-from fmwc.recipes import override
 from fmwc.sampling import Grid, Reference, SamplingConfig, Schedule, read_with
 from tests.conftest import mlp_field
 from tests.options import arguments, reader
@@ -157,25 +153,6 @@ def test_attaching_is_seeded_and_does_not_use_the_global_generator():
     after = torch.random.get_rng_state()
     fmwc.attach(network)
     assert torch.equal(torch.random.get_rng_state(), after)
-
-
-def test_weights_of_another_recipe_are_not_reused(tmp_path):
-    recipe = override(PRESETS["recommended"], TINY)
-    Networks(recipe, tmp_path, torch.device("cpu"), lambda text: None).flow(0)
-    Networks(recipe, tmp_path, torch.device("cpu"), lambda text: None).flow(0)
-    with pytest.raises(MismatchError, match="another recipe"):
-        Networks(override(recipe, ["iterations=3"]), tmp_path, torch.device("cpu"), lambda text: None).flow(0)
-
-
-def test_a_cell_of_another_recipe_is_not_reused(tmp_path):
-    cell = tmp_path / "cosine-0.json"
-    cell.write_text(json.dumps({"provenance": {"samples": 10, "steps": 50}}))
-    check_settings(cell, {"samples": 10, "steps": 50})
-    with pytest.raises(MismatchError, match="samples: 10 before, 11 now"):
-        check_settings(cell, {"samples": 11, "steps": 50})
-    cell.write_text("{")
-    with pytest.raises(CheckpointError, match="is not JSON"):
-        check_settings(cell, {})
 
 
 class InTraining(torch.nn.Module):

@@ -33,7 +33,6 @@ from fmwc.sampling.trajectory import DISPERSION
 from fmwc.uses.guidance import Guidance
 
 MARGIN = 0.05  # points closer than this to an edge count as at the edge: 19 % of the data
-SHOWN = 40  # number of edits whose trajectories are drawn
 
 
 def square(x: np.ndarray) -> np.ndarray:  # (B, 2) -> (B,)
@@ -91,11 +90,6 @@ class CheckerboardExperiment(Experiment):
         "0.2 in 0.5–0.9": Guidance(0.2, 0.5, 0.9),
         "0.5 in 0.5–0.7": Guidance(0.5, 0.5, 0.7),
     }
-    strengths: Mapping[str, Guidance] = {
-        f"{strength} in {early}–{late}": Guidance(strength, early, late)
-        for strength in (0.1, 0.2, 0.5)
-        for early, late in ((0.0, 1.0), (0.5, 0.7), (0.5, 0.9))
-    }
     risks = (0.01, 0.02)
 
     def evaluate(self, field: Field, count: int, seed: int, data: str, progress: Show) -> dict[str, Any]:
@@ -145,9 +139,6 @@ class CheckerboardExperiment(Experiment):
 
     def succeeded(self, intent: str, before: Outcome, after: Outcome) -> np.ndarray:
         return ~after["bad"] & (square(after["x"]) != square(before["x"]))
-
-    def shown(self, run: Trajectory, every: int = 1) -> dict[str, Tensor]:
-        return {} if run.states is None else {"ways": torch.stack([s[::every][:SHOWN] for s in run.states], 1)}
 
     def scores(self, run: Trajectory) -> dict[str, Tensor]:
         transported = {} if run.transported is None else {DISPERSION: run.score(DISPERSION)}

@@ -52,7 +52,6 @@ class Intent:
         scale: The standard deviation of the noise.
         words: The definition of success.
         other: Whether the condition also changes (another class).
-        scales: The scales that were compared.
         before: How long before the critical time the noise is added.
         peak: The kind of critical time.
     """
@@ -61,7 +60,6 @@ class Intent:
     scale: float
     words: str
     other: bool = False
-    scales: tuple[float, ...] = (0.1, 0.2, 0.4)
     before: float = 0.2
     peak: str = "transported"
 
@@ -109,7 +107,6 @@ class Experiment(ABC):
         guides: Guidance settings by name.
         risks: Failure rates to guarantee.
         power, weight: The exponent of the fitted grid, and the weight of extrapolation.
-        scales, befores, strengths: The options compared on the validation seed.
     """
 
     draws: int
@@ -130,9 +127,6 @@ class Experiment(ABC):
     risks: tuple[float, ...]
     power: float = 2.0
     weight: float = 0.5
-    scales: tuple[float, ...] = (0.1, 0.2, 0.4)
-    befores: tuple[float, ...] = (0.1, 0.2, 0.4)
-    strengths: Mapping[str, Guidance] = {}
 
     def __init__(self, domain: Any, field: Field | None = None, sizes: Sizes | None = None) -> None:
         self.domain: Any = domain

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 from numpy.typing import ArrayLike
 
-from fmwc.report.page import DASHED, DOTTED, FAINT, INK, LEGEND_ABOVE, LINES, ONE, PERCENT, SURE, TWO, styled
+from fmwc.report.page import DASHED, FAINT, LEGEND_ABOVE, LINES, ONE, PERCENT, styled
 from fmwc.uses.risk import Reliability
 
 DECADE = 10  # values with a larger ratio are drawn on a logarithmic axis
@@ -39,35 +38,6 @@ def reliability_plot(curve: Reliability, good: str) -> Figure:
     axes.xaxis.set_major_formatter(PERCENT)
     axes.yaxis.set_major_formatter(PERCENT)
     axes.legend(**LEGEND_ABOVE)
-    return figure
-
-
-@styled
-def comparison_plot(compared: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure:
-    """Draw the AUPRC of several scores and the paired differences from the first score, with intervals.
-
-    Arguments:
-        compared: A result of :func:`fmwc.metrics.ranking.compare`.
-    """
-    names = list(compared)
-    figure = Figure(figsize=(TWO[0], 1.5 + 0.34 * len(names)))
-    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1.25, 1))
-    for axes, value, interval in ((left, "value", "interval"), (right, "difference", "difference_interval")):
-        for row, name in enumerate(names):
-            if value in (entry := compared[name]["auprc"]):
-                colour = SURE if row == 0 else INK
-                axes.plot(entry[interval], [row, row], color=colour, linewidth=1.8, solid_capstyle="butt")
-                axes.plot(entry[value], row, "o", color=colour, markersize=6.5, markeredgecolor="white")
-    first = compared[names[0]]
-    random_order = first["auprc"]["value"] / first["lift"]["value"]
-    left.axvline(random_order, color=FAINT, linewidth=1.2, linestyle=DOTTED)
-    left.set_title("dotted: random order", fontsize=9.5, color=FAINT)
-    right.axvline(0, color=SURE, linewidth=1.2, linestyle=DASHED)
-    left.set(xlabel="AUPRC", yticks=range(len(names)), ylim=(len(names) - 0.4, -0.6))
-    left.set_yticklabels(names)
-    right.set(xlabel="paired difference from the first score")
-    right.tick_params(left=False)
-    right.spines["left"].set_visible(False)
     return figure
 
 

@@ -29,10 +29,10 @@ from fmwc.training import TrainingConfig, train
 
 MEMBERS = 5  # trajectories of an ensemble or of a stochastic flow
 STEPS = 10  # optimiser steps per timing
-SIZES = {  # the default number of samples, and the numbers of the sweep
-    "checkerboard": {"cpu": (2048, (256, 8192)), "cuda": (65_536, (4096, 16_384, 262_144))},
-    "mnist": {"cpu": (16, (4, 64)), "cuda": (1024, (64, 256, 4096))},
-    "crystals": {"cpu": (8, (2, 32)), "cuda": (512, (64, 256, 2048))},
+SIZES = {  # the default number of samples
+    "checkerboard": {"cpu": 2048, "cuda": 65_536},
+    "mnist": {"cpu": 16, "cuda": 1024},
+    "crystals": {"cpu": 8, "cuda": 512},
 }
 
 
@@ -69,8 +69,7 @@ CASES: dict[str, Case] = {  # in order of importance; ratios are relative to the
     "Monte Carlo variance (k = 5), every step": Case({"confidence": MonteCarlo(MEMBERS)}),
     "transported dispersion": Case({"confidence": None, "transport": True}),
 }
-PARTS = {"sampling": 0.6, "training": 0.8, "sweep": 1.0}  # the latest end of each part, as a share of the time limit
-SWEPT = (PLAIN, "linearised, every step")  # cases measured at other numbers of samples
+PARTS = {"sampling": 0.75, "training": 1.0}  # the latest end of each part, as a share of the time limit
 
 Loss = Callable[..., Any]
 
@@ -108,7 +107,6 @@ class Bench:
     Arguments:
         domain, model: The field and its domain.
         count: The number of samples.
-        others: Numbers of samples in the sweep.
         steps: The number of Euler steps.
         names: The cases to measure.
     """
@@ -116,7 +114,6 @@ class Bench:
     domain: Domain
     model: Field
     count: int
-    others: Sequence[int]
     steps: int
     names: Sequence[str]
 
@@ -154,11 +151,6 @@ class Bench:
     def sampling(self, meter: Meter) -> dict[str, Any]:
         """Measure each case, in the same rounds."""
         return {"cases": meter(self._tasks(self.count, self.names), "sampling")}
-
-    def sweep(self, meter: Meter) -> dict[str, Any]:
-        """Measure the cases in `SWEPT` with other numbers of samples."""
-        titles = {f"{count} samples": count for count in self.others}
-        return {"sweep": {title: meter(self._tasks(count, SWEPT), title) for title, count in titles.items()}}
 
     def training(self, meter: Meter) -> dict[str, Any]:
         """Measure the time per training step of each method, without the first steps, which include compilation."""
@@ -220,17 +212,16 @@ def measure(
         rounds: The number of measurements per case.
         minutes: The time limit; cases that have not started by then are listed as skipped.
         only: Words separated by commas. Measure only plain sampling and cases whose names contain one of the words;
-            `sampling`, `training` and `sweep` select whole parts.
+            `sampling` and `training` select whole parts.
         tf32: Use TensorFloat-32 matrix products on a GPU, also for plain sampling.
         say: Called with progress messages.
     """
     clock = Clock(model.device)
-    usual, others = SIZES[domain.name][model.device.type]
     words = words_of(only)
     parts = [word for word in words if word in PARTS] or (["sampling"] if words else list(PARTS))
     picked = [word for word in words if word not in PARTS]
     names = [n for n in CASES if n == PLAIN or not picked or any(word in n for word in picked)]
-    bench = Bench(domain, model, count or usual, others, steps, names)
+    bench = Bench(domain, model, count or SIZES[domain.name][model.device.type], steps, names)
     begin = time.perf_counter()
     left_out: list[str] = []
     costs: dict[str, Any] = {"rounds": rounds}

@@ -53,10 +53,9 @@ def write_costs(out: Path, name: str, costs: dict[str, Any]) -> list[Path]:
     if cases:
         lines = [(case, *_cells(cases[case])) for case in CASES if case in cases]
         parts.append(Table.from_rows(("sampling", *MEASURED), lines).markdown())
-    others = {"training": costs["training"]} if costs.get("training") else {}
-    for title, rows in {**others, **costs.get("sweep", {})}.items():
+    if rows := costs.get("training"):
         lines = [(case, *_cells(row)) for case, row in rows.items()]
-        parts.append(Table.from_rows((title, *MEASURED), lines).markdown())
+        parts.append(Table.from_rows(("training", *MEASURED), lines).markdown())
     if costs["left_out"]:
         parts.append(
             f"Skipped because of the time limit, unless another reason is given: {'; '.join(costs['left_out'])}."

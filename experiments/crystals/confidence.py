@@ -25,7 +25,6 @@ __all__ = [
     "correlations",
     "keys_of",
     "partial",
-    "retained",
     "selections",
 ]
 
@@ -224,14 +223,6 @@ def selections(
         }
         for i, name in enumerate(names)
     }
-
-
-def retained(tables: Mapping[str, Columns], names: Sequence[str], key: np.ndarray) -> np.ndarray:  # -> (Q, N)
-    """Return the mean of quantities over the first k structures of an order, for k = 1 … N."""
-    values = values_of(tables, names, key)[:, np.argsort(key, kind="stable")]
-    known = np.isfinite(values)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.cumsum(np.where(known, values, 0), 1) / np.cumsum(known, 1)
 
 
 # ---- rank correlations -----------------------------------------------------------------------------------------------

@@ -10,16 +10,14 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.common.tables import NONE, PERCENT, Numbers, Rows, dig, number, with_interval, write_tables
-from experiments.crystals.confidence import GOAL, ORDERS, PLAIN, QUANTITIES, SHARES, Columns, keys_of, retained
+from experiments.crystals.confidence import GOAL, ORDERS, PLAIN, QUANTITIES, SHARES, Columns
 from fmwc.files import write_bytes
-from fmwc.report.page import CONFIDENCE, DASHED, FAINT, LEGEND_ABOVE, LINES, ONE, TWO, png, styled
-from fmwc.report.page import PERCENT as PERCENT_AXIS
+from fmwc.report.page import CONFIDENCE, DASHED, FAINT, LEGEND_ABOVE, ONE, png, styled
 from fmwc.report.table import Table
 
 __all__ = [
     "PUBLISHED",
     "energies_figure",
-    "retention_figure",
     "tables_of",
     "verdicts",
     "write_figures",
@@ -275,31 +273,7 @@ def write_screening(out: Path, n: Numbers) -> list[Path]:
 
 # ---- figures ---------------------------------------------------------------------------------------------------------
 
-CURVES = {"metastable": "metastable (≤ 0.1 eV/atom)", "msun": "metastable, unique and novel"}
-STAGES = {"drawn": DASHED, "relaxed": "-"}
-
-
-@styled
-def retention_figure(tables: Mapping[str, Columns]) -> Figure:
-    """Plot the rate of good structures among the first ones of each order, before (dashed) and after relaxation."""
-    figure = Figure(figsize=TWO)
-    panels = figure.subplots(1, len(CURVES))
-    for axes, (column, title) in zip(panels, CURVES.items(), strict=True):
-        names = [f"{column}_{stage}" for stage in STAGES]
-        for (order, label), colour in zip(ORDERS.items(), LINES, strict=False):
-            rates = retained(tables, names, keys_of(tables["drawn"])[order])
-            share = np.arange(1, rates.shape[1] + 1) / rates.shape[1]
-            shown = share >= min(0.02, 20 / len(share))  # rates of a few structures are noise
-            for rate, (stage, line) in zip(rates, STAGES.items(), strict=True):
-                words = f"{label}, {stage}" if stage == "relaxed" else None
-                axes.plot(share[shown], rate[shown], color=colour, linestyle=line, linewidth=1.6, label=words)
-        axes.set(xlabel="share kept", title=title, xlim=(0, 1.01))
-        axes.set_ylim(bottom=0)
-        axes.xaxis.set_major_formatter(PERCENT_AXIS)
-        axes.yaxis.set_major_formatter(PERCENT_AXIS)
-    panels[0].set_ylabel("rate; dashed: as drawn")
-    panels[1].legend(fontsize=8.5)
-    return figure
+STAGES = ("drawn", "relaxed")
 
 
 @styled
@@ -326,8 +300,7 @@ def energies_figure(tables: Mapping[str, Columns]) -> Figure:
 
 
 def write_figures(out: Path, tables: Mapping[str, Columns]) -> list[Path]:
-    """Write the figures of relaxed structures as PNG files; none if there are none."""
+    """Write the figure of relaxed structures as a PNG file; none if there are none."""
     if not tables:
         return []
-    figures = {"retention": retention_figure(tables), "energies": energies_figure(tables)}
-    return [write_bytes(out / "figures" / f"{name}.png", png(figure)) for name, figure in figures.items()]
+    return [write_bytes(out / "figures" / "energies.png", png(energies_figure(tables)))]

@@ -67,7 +67,7 @@ def _draw(experiment: Experiment, count: int, seed: int, **options: Any) -> tupl
 # ---- filtering and risk control ----------------------------------------------------------------------------------
 
 
-def draw_samples(experiment: Experiment, seed: int, wide: bool) -> Rows:
+def draw_samples(experiment: Experiment, seed: int) -> Rows:
     """Draw samples with all scores and their confidence, or their rank if the confidence is withheld."""
     options = {"transport": experiment.dispersion, "schedule": Schedule.every(experiment.usual)}
     run, row = _draw(experiment, experiment.sizes.samples, seed, **options)
@@ -79,19 +79,18 @@ def draw_samples(experiment: Experiment, seed: int, wide: bool) -> Rows:
 # ---- editing -----------------------------------------------------------------------------------------------------
 
 
-def _edit_times(experiment: Experiment, run: Trajectory, intent: Intent, seed: int, wide: bool) -> dict[str, Any]:
+def _edit_times(experiment: Experiment, run: Trajectory, intent: Intent, seed: int) -> dict[str, Any]:
     """Return the times of edits by name; the first is the baseline."""
     peaks = {"variance": critical_time(run, intent.channel), "transported": critical_time(run, kind="transported")}
-    befores = product(experiment.befores if wide else (intent.before,), peaks.items())
     return {
         "random": random_times(run, seed, experiment.sizes.replicates),
         **peaks,
-        **{f"{before:g} before {name}": (peak - before).clamp_min(0) for before, (name, peak) in befores},
+        **{f"{intent.before:g} before {name}": (peak - intent.before).clamp_min(0) for name, peak in peaks.items()},
         **{f"t = {t}": t for t in FIXED},
     }
 
 
-def draw_edits(experiment: Experiment, seed: int, wide: bool) -> Rows:
+def draw_edits(experiment: Experiment, seed: int) -> Rows:
     """Add noise to a channel at several times, and integrate all channels from there."""
     count, replicates = experiment.sizes.edited, experiment.sizes.replicates
     run, row = _draw(experiment, count, seed, transport=True, config=SamplingConfig(keep_states=True))
@@ -102,24 +101,22 @@ def draw_edits(experiment: Experiment, seed: int, wide: bool) -> Rows:
         range((steps - 1) % experiment.every, steps, experiment.every)
     )  # sufficient to rank edits
     options = {**experiment.options(), "seed": seed, "replicates": replicates}
-    options |= {"confidence": None} if wide else {}
     for name, intent in experiment.intents.items():
         cond = experiment.edited_conditions(run, intent, seed)
-        times = _edit_times(experiment, run, intent, seed, wide)
-        for scale, (label, at) in product(intent.scales if wide else (intent.scale,), times.items()):
+        options["scale"] = intent.scale
+        for label, at in _edit_times(experiment, run, intent, seed).items():
             clock = Clock(experiment.field.device)
-            edited = edit(experiment.field, run_to_edit, intent.channel, at=at, scale=scale, cond=cond, **options)
+            edited = edit(experiment.field, run_to_edit, intent.channel, at=at, cond=cond, **options)
             time = torch.as_tensor(at, dtype=torch.float32).cpu()
-            info = {"time": float(time.mean()), "scale": scale, "seconds": clock.seconds}
+            info = {"time": float(time.mean()), "scale": intent.scale, "seconds": clock.seconds}
             new_cond = {k: v.repeat_interleave(replicates, 0) for k, v in cond.items()}
             row = Drawn(experiment.keep(edited.x, {**edited.cond, **new_cond}), info)
             time = time.reshape(-1, 1) if time.ndim < 2 else time
             row.tensors["time"] = time.expand(count, replicates).flatten()
-            if not wide:
-                with suppress(UsageError):  # too few readings for the score
-                    row.tensors["score"] = edited.score(edited.default_score).float()
+            with suppress(UsageError):  # too few readings for the score
+                row.tensors["score"] = edited.score(edited.default_score).float()
             row.tensors.update(experiment.shown(edited, replicates))
-            yield f"{name}, scale {scale:g}, {label}" if wide else f"{name}, {label}", row
+            yield f"{name}, {label}", row
 
 
 # ---- steps -------------------------------------------------------------------------------------------------------
@@ -127,49 +124,40 @@ def draw_edits(experiment: Experiment, seed: int, wide: bool) -> Rows:
 ByCount = Callable[[int], Controller]  # a controller for a number of steps
 
 
-def _controllers(experiment: Experiment, pilot: Trajectory, wide: bool) -> dict[str, ByCount]:
+def _controllers(experiment: Experiment, pilot: Trajectory) -> dict[str, ByCount]:
     """Return the controllers by name; the first is the baseline."""
 
-    def fitted(power: float) -> ByCount:
-        survey_of_pilot = survey(None, pilot=pilot, power=power)
-        return lambda steps: Grid(survey_of_pilot.grid(steps))
+    planner = survey(None, pilot=pilot, power=experiment.power)
 
-    def extrapolated(times: ByCount, weight: float) -> ByCount:
-        return lambda steps: Extrapolated(times(steps), weight)
+    def grid(steps: int) -> Controller:
+        return Grid(planner.grid(steps))
 
-    if wide:
-        powers, weights = (0.5, 1.0, 2.0, 3.0), (0.5, 0.75, 1.0)
-        grids = {p: fitted(p) for p in powers}
-        return {
-            "uniform": Uniform,
-            **{f"fitted grid, power {p:g}": grids[p] for p in powers},
-            **{f"uniform, extrapolated by {w:g}": extrapolated(Uniform, w) for w in weights},
-            **{f"power {p:g}, extrapolated by {w:g}": extrapolated(grids[p], w) for p in powers for w in weights},
-        }
-    grid = fitted(experiment.power)
+    def extrapolated(times: ByCount) -> ByCount:
+        return lambda steps: Extrapolated(times(steps), experiment.weight)
+
     return {
         "uniform": Uniform,
         "Ema (paper)": Ema,
         "Damped (paper)": Damped,
         "fitted grid": grid,
-        "uniform, extrapolated": extrapolated(Uniform, experiment.weight),
-        "fitted grid, extrapolated": extrapolated(grid, experiment.weight),
-        "planned, extrapolated by variance": survey(None, pilot=pilot, power=experiment.power).plan,
+        "uniform, extrapolated": extrapolated(Uniform),
+        "fitted grid, extrapolated": extrapolated(grid),
+        "planned, extrapolated by variance": planner.plan,
     }
 
 
-def draw_steps(experiment: Experiment, seed: int, wide: bool) -> Rows:
+def draw_steps(experiment: Experiment, seed: int) -> Rows:
     """Sweep the number of steps of every controller, at exactly N evaluations; variance readings cost extra time."""
     count = experiment.sizes.swept
     pilot = experiment.draw(min(PILOT, count), PILOT_SEED)
-    for (name, make), steps in product(_controllers(experiment, pilot, wide).items(), (5, 10) if wide else SWEEP):
+    for (name, make), steps in product(_controllers(experiment, pilot).items(), SWEEP):
         controller = make(steps)
         options = {} if needs_moments(controller) else {"confidence": None}
         run, row = _draw(experiment, count, seed, config=SamplingConfig(controller=controller), **options)
         row.info["grid"] = [round(float(t), 3) for t in run.grid.mean(1)]
         row.info["grid_std"] = [round(float(t), 3) for t in run.grid.std(1)]
         yield f"{name}, {steps}", row
-    if not wide and experiment.name == "checkerboard":
+    if experiment.name == "checkerboard":
         _, row = _draw(experiment, count, seed, confidence=None, config=SamplingConfig(controller=Grid(BLIND)))
         yield f"blind grid, {len(BLIND) - 1}", Drawn(row.tensors, {**row.info, "seconds": 0.0, "grid": list(BLIND)})
 
@@ -177,7 +165,7 @@ def draw_steps(experiment: Experiment, seed: int, wide: bool) -> Rows:
 # ---- rewinding ---------------------------------------------------------------------------------------------------
 
 
-def draw_rewinds(experiment: Experiment, seed: int, wide: bool) -> Rows:
+def draw_rewinds(experiment: Experiment, seed: int) -> Rows:
     """Spend extra evaluations on the most doubtful samples, and the same number on other methods."""
     count = experiment.sizes.rewound
     yield "plain", _draw(experiment, count, seed, confidence=None)[1]
@@ -188,9 +176,9 @@ def draw_rewinds(experiment: Experiment, seed: int, wide: bool) -> Rows:
         pool = pool.ranked_by("temporal_ratio")
     run = pool.take(torch.arange(count, device=pool.grid.device))
 
-    def rewound(extra: int, before: float, scale: float, **options: Any) -> Drawn:
+    def rewound(extra: int, **options: Any) -> Drawn:
         clock = Clock(experiment.field.device)
-        options |= {"before": before, "scale": scale, "seed": seed, **experiment.options()}
+        options |= {"before": experiment.before, "scale": experiment.scale, "seed": seed, **experiment.options()}
         done = resample(experiment.field, run, extra * count, **options)
         changed = float((done.branch > 0).float().mean())
         spent = STEPS + done.evaluations / count
@@ -199,13 +187,9 @@ def draw_rewinds(experiment: Experiment, seed: int, wide: bool) -> Rows:
     def more_steps(steps: int) -> Drawn:
         return _draw(experiment, count, seed, steps=steps, confidence=None)[1]
 
-    if wide:
-        for scale, before in product(experiment.scales, experiment.befores):
-            yield f"rewind +5, scale {scale:g}, {before:g} before", rewound(5, before, scale)
-        return
     for extra in EXTRA:
-        yield f"rewind, +{extra}", rewound(extra, experiment.before, experiment.scale)
-        yield f"start anew, +{extra}", rewound(extra, experiment.before, experiment.scale, fresh=True)
+        yield f"rewind, +{extra}", rewound(extra)
+        yield f"start anew, +{extra}", rewound(extra, fresh=True)
         drawn = count * (STEPS + extra) // STEPS
         surest = pool.take(torch.arange(drawn, device=pool.grid.device)).surest(count / drawn)
         row = _row(experiment, surest, STEPS * drawn / count, seconds * drawn)
@@ -230,16 +214,16 @@ def draw_rewinds(experiment: Experiment, seed: int, wide: bool) -> Rows:
 # ---- guidance ----------------------------------------------------------------------------------------------------
 
 
-def draw_guides(experiment: Experiment, seed: int, wide: bool) -> Rows:
+def draw_guides(experiment: Experiment, seed: int) -> Rows:
     """Draw from the same noise with and without guidance."""
-    for name, guide in {"none": None, **(experiment.strengths if wide else experiment.guides)}.items():
+    for name, guide in {"none": None, **experiment.guides}.items():
         options = {} if guide is None else {"config": SamplingConfig(decoder=guide)}
         run, row = _draw(experiment, experiment.sizes.guided, seed, confidence=None, **options)
         row.tensors.update(experiment.shown(run))
         yield name, row
 
 
-DRAWINGS: dict[str, Callable[[Experiment, int, bool], Rows]] = {
+DRAWINGS: dict[str, Callable[[Experiment, int], Rows]] = {
     "samples": draw_samples,
     "edit": draw_edits,
     "steps": draw_steps,

@@ -181,7 +181,7 @@ def read_edit(experiment: Experiment, judged: Judged) -> dict[str, Any]:
         if wanted:
             rate = np.concatenate(wanted)
             numbers[label] |= {"useful": float(rate.mean()), "useful_interval": _mean_interval(rate)}
-        if len(scores) == len(parts):  # missing in `wide` studies and older files
+        if len(scores) == len(parts):  # too few readings for the score otherwise
             surest = np.concatenate(scores).argsort(1)[:, : max(1, replicates // SUREST)]
             rate = np.take_along_axis(succeeded, surest, 1).mean(1)
             numbers[label] |= {"surest": float(rate.mean()), "surest_interval": _mean_interval(rate)}

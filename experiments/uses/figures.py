@@ -2,66 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from experiments.common.experiment import Outcome
-from experiments.common.plots import comparison_plot, reliability_plot, steps_axis, value_axis
+from experiments.common.plots import reliability_plot, steps_axis, value_axis
 from experiments.uses.drawing import Drawn
 from experiments.uses.folder import (
-    MetricFormat,
     Row,
     Study,
     drawn_at,
-    judged_at,
     load_drawn,
-    load_outcomes,
     time_label,
 )
-from fmwc.checkerboard.figures import EditedPaths, edited_paths
-from fmwc.crystals.figures import edited_pairs
-from fmwc.crystals.structures import Crystals
-from fmwc.metrics.ranking import Retention
-from fmwc.report.curves import retention_curve
 from fmwc.report.images import Sheet
-from fmwc.report.page import DASHED, FAINT, INK, LEGEND_ABOVE, LINES, ONE, PERCENT, SURE, TIME, TWO, styled
+from fmwc.report.page import DASHED, FAINT, INK, LEGEND_ABOVE, LINES, ONE, PERCENT, SURE, TWO, styled
 from fmwc.uses.risk import Reliability
 
-GRIDS = (5, 10)  # numbers of steps whose time grids are drawn
 HIGH = 3.5  # panel height in inches
 WIDE = {1: ONE[0], 2: 4.6, 3: 3.6}  # panel width by number of panels per row, so that figures fit the page
 APART = 0.08  # relative x shift from the first to the last line, so that points do not overlap
 MARKERS = "osD^vPXh"
 AHEAD = ", extrapolated"  # suffix of controllers that also extrapolate; drawn dashed in the same colour
-PAIRS = 9  # number of crystals drawn
 POINT: dict[str, Any] = {"markersize": 5.5, "elinewidth": 1.3, "markeredgecolor": "white", "markeredgewidth": 0.6}
 
 
 # ---- filtering and risk control ----------------------------------------------------------------------------------
-
-
-def filter_curves(study: Study) -> Figure:
-    """Draw the share of bad samples among the surest for each score; scores with the same order are drawn once."""
-    use = study.numbers["filter"]
-    kept = np.asarray(use["kept"])
-    curves: dict[str, Retention] = {}
-    for name, rates in use["retention"].items():
-        if rates not in [curve.rate.tolist() for curve in curves.values()]:
-            curves[name] = Retention(kept, np.asarray(rates))
-    return retention_curve(curves, use["bad"], study.bad)
-
-
-def filter_scores(study: Study) -> Figure | None:
-    """Draw the AUPRC of each score and its difference from the first score."""
-    compared = study.numbers["filter"]["compared"]
-    return comparison_plot(compared) if compared else None
 
 
 def reliable(study: Study) -> Figure:
@@ -110,56 +81,6 @@ def certificates(study: Study) -> Figure | None:
 
 # ---- editing -----------------------------------------------------------------------------------------------------
 
-MARKS = {"variance": (LINES[1], "o"), "transported": (LINES[2], "D")}  # filled at the critical time, hollow before it
-
-
-def _shared_time_label(when: str, groups: Mapping[str, Sequence[Row]]) -> str:
-    """Describe a time of an edit for all panels, which may use different times before the same peak."""
-    before, separator, peak = when.partition(" before ")
-    if not separator or all(any(row.at == when for row in rows) for rows in groups.values()):
-        return time_label(when)
-    others = (row.at.partition(" before ") for rows in groups.values() for row in rows)
-    return time_label(when).replace(before, ", ".join(time for time, _, name in others if name == peak), 1)
-
-
-def _critical_edit(axes: Axes, when: str, numbers: Mapping[str, Any], label: str) -> None:
-    """Mark the success rate of edits at or before a critical time."""
-    colour, mark = MARKS[when.rpartition(" ")[2]]
-    fill = colour if when in MARKS else "white"
-    success, (low, high) = numbers["success"], numbers["interval"]
-    bars = np.maximum([[success - low], [high - success]], 0)
-    style = {**POINT, "markersize": 8, "markerfacecolor": fill, "markeredgecolor": colour, "markeredgewidth": 1.6}
-    axes.errorbar(numbers["time"], success, bars, fmt=mark, color=colour, zorder=4, **style)
-    axes.plot([], [], mark, color=colour, markerfacecolor=fill, label=label)
-
-
-@styled
-def edit_times(study: Study) -> Figure:
-    """Draw the success rate of edits by time, with critical times marked."""
-    groups = study.groups("edit")
-    columns = min(3, len(groups))
-    figure, panels = _panels(len(groups), columns, HIGH, 0.75, sharey=True)
-    for axes, (intent, rows) in zip(panels, groups.items(), strict=True):
-        fixed = sorted((row.numbers["time"], row.numbers) for row in rows if row.at.startswith("t = "))
-        if fixed:
-            t, success = [time for time, _ in fixed], [numbers["success"] for _, numbers in fixed]
-            low, high = np.array([numbers["interval"] for _, numbers in fixed]).T
-            axes.fill_between(t, low, high, color=FAINT, alpha=0.22, linewidth=0)
-            axes.plot(t, success, color=FAINT, marker="o", markersize=3.5, label="at a fixed time")
-        for _, when, numbers in rows:
-            if when == "random":
-                axes.axhspan(*numbers["interval"], color=INK, alpha=0.07, linewidth=0)
-                axes.axhline(numbers["success"], color=INK, linewidth=1.4, linestyle=DASHED, label=time_label(when))
-            elif not when.startswith("t = "):
-                _critical_edit(axes, when, numbers, _shared_time_label(when, groups))
-        axes.set(xlabel="time of the edit", xlim=(-0.03, 1.03))
-        axes.yaxis.set_major_formatter(PERCENT)
-        axes.set_title(intent)
-    highest = max(row.numbers["interval"][1] for rows in groups.values() for row in rows)
-    panels[0].set(ylabel="edits that succeeded", ylim=(-0.02 * highest, 1.05 * max(highest, 0.01)))
-    _shared_legend(figure, panels[0])
-    return figure
-
 
 # ---- steps -------------------------------------------------------------------------------------------------------
 
@@ -181,35 +102,6 @@ def _styles(controllers: Sequence[str]) -> dict[str, dict[str, Any]]:
         name: {"color": colours[_base(name)], "linestyle": (0, (3, 1.6)) if AHEAD in name else "-"}
         for name in controllers
     }
-
-
-@styled
-def step_grids(study: Study) -> Figure:
-    """Draw the time grid of each controller; bars span ± one standard deviation over samples."""
-    sweeps = _sweeps(study)
-    shown = [n for n in GRIDS if any(n in rows for rows in sweeps.values())]
-    bases = [_base(name) for name in sweeps]
-    names = [
-        name for i, name in enumerate(sweeps) if _base(name) not in bases[:i]
-    ]  # extrapolation does not change the grid
-    styles = _styles(list(sweeps))
-    figure = Figure(figsize=(TWO[0], 1.0 + 0.42 * len(names)))
-    panels = np.atleast_1d(figure.subplots(1, len(shown), sharey=True))
-    for axes, steps in zip(panels, shown, strict=True):
-        for row, name in enumerate(names):
-            axes.axhline(row, color=FAINT, linewidth=0.5, alpha=0.5, zorder=0)
-            if steps not in sweeps[name]:
-                continue
-            colour, numbers = styles[name]["color"], sweeps[name][steps]
-            for t, std in zip(numbers["grid"], numbers.get("grid_std") or [0.0] * len(numbers["grid"]), strict=True):
-                axes.fill_betweenx([row - 0.3, row + 0.3], t - std, t + std, color=colour, alpha=0.25, linewidth=0)
-                axes.plot([t, t], [row - 0.3, row + 0.3], color=colour, linewidth=2.2, solid_capstyle="butt")
-        axes.set(xlabel=TIME, xlim=(-0.01, 1.01), ylim=(len(names) - 0.5, -0.5))
-        axes.set_title(f"{steps} steps")
-        axes.spines["left"].set_visible(False)
-        axes.tick_params(axis="y", length=0)
-    panels[0].set_yticks(range(len(names)), [_base(name) for name in names])
-    return figure
 
 
 def _ends(entry: Mapping[str, Any]) -> tuple[float, float]:
@@ -304,83 +196,26 @@ def rewound(study: Study) -> Figure:
     return figure
 
 
-@styled
-def guided(study: Study) -> Figure | None:
-    """Draw the first metric against each other metric, which guidance may worsen."""
-    (first, quality), *others = study.metrics.items()
-    rows = study.numbers["guide"]
-    if len(rows) < 2:
-        return None
-    figure = Figure(figsize=(max(ONE[0], 3.6 * len(others)), 3.5 + 0.22 * -(-len(rows) // 3)))
-    panels = np.atleast_1d(figure.subplots(1, len(others), sharey=True))
-    colours = [FAINT, *LINES, *LINES]  # the first is without guidance
-    styles = dict(zip(rows, zip(colours, cycle(MARKERS), strict=False), strict=False))
-    for axes, (name, metric) in zip(panels, others, strict=True):
-        for label, numbers in rows.items():
-            x, y = numbers[name], numbers[first]
-            bars = [[[abs(e["mean"] - end)] for end in _ends(e)] for e in (x, y)]
-            colour, mark = styles[label]
-            style = {**POINT, "markersize": 8, "label": label if label == "none" else f"guidance {label}"}
-            axes.errorbar(x["mean"], y["mean"], bars[1], bars[0], fmt=mark, color=colour, **style)
-        axes.set_xlabel(_metric_label(metric))
-        axes.margins(0.15)
-    panels[0].set_ylabel(_metric_label(quality))
-    _shared_legend(figure, panels[0])
-    return figure
-
-
-def _metric_label(metric: MetricFormat) -> str:
-    return f"{metric.words}\n({metric.better})"
-
-
 # ---- samples before and after an edit ----------------------------------------------------------------------------
 
 
-class Edits(NamedTuple):
-    """The edits of one kind, with samples of the first seed and outcomes by label; label `seeds` holds originals."""
-
-    words: str  # the definition of success
-    chosen: str  # the time chosen on the validation seed
-    rows: dict[str, Row]  # by time
-    drawn: dict[str, Drawn]
-    outcomes: Mapping[str, Outcome]
-
-
-def _label(row: Row) -> str:
-    return f"{row.name}, {row.at}"
-
-
-def _points(edits: Edits) -> Figure:
-    before = edits.drawn["seeds"].tensors["ways"].numpy().swapaxes(0, 1)
-    panels = {}
-    for row in (edits.rows[when] for when in ("random", "variance", edits.chosen)):
-        tensors = edits.drawn[_label(row)].tensors
-        after = tensors["ways"].numpy().swapaxes(0, 1)
-        count = after.shape[1]
-        grid = np.tile(np.linspace(0, 1, len(after))[:, None], (1, count))
-        times = tensors["time"][:: row.numbers["replicates"]][:count].numpy()  # the first edit of each sample
-        title = f"{time_label(row.at)}\n{row.numbers['success']:.0%} succeed"
-        panels[title] = EditedPaths(before[:, :count], after, grid, times, np.array(row.numbers["shown"][:count]))
-    return edited_paths(panels, "edited, failure", "edited, success")
-
-
 @styled
-def _digits(edits: Edits) -> Figure:
+def _digits(success: str, rows: Sequence[Row], drawn: Mapping[str, Drawn]) -> Figure:
     """Draw one column per digit: the digit, its edits from the earliest to the latest, and edits at critical times."""
-    before = edits.drawn["seeds"].tensors["images"][:, 0].numpy() / 255
-    order = sorted(edits.rows.values(), key=lambda row: not row.at.startswith("t = "))
+    before = drawn["seeds"].tensors["images"][:, 0].numpy() / 255
+    order = sorted(rows, key=lambda row: not row.at.startswith("t = "))
     fixed = sum(row.at.startswith("t = ") for row in order)
     left, heading, gap, columns, right = 5.6, 0.85, 0.35, len(before), 1.7
     sheet = Sheet(left + columns + right, heading + len(order) + 1 + 2 * gap + 0.15, side=0.46)
     sheet.text(left + columns + right - 0.15, heading / 2, "success", ha="right", color=FAINT)
-    sheet.text(0.15, heading / 2, f"framed: success ({edits.words})")
+    sheet.text(0.15, heading / 2, f"framed: success ({success})")
     sheet.images(before, left, heading, columns)
     sheet.text(left - 0.25, heading + 0.5, "sample", ha="right", fontweight="bold")
     top = heading + 1 + gap
     for number, row in enumerate(order):
         if number == fixed:
             top += gap
-        after = edits.drawn[_label(row)].tensors["images"][:, 0].numpy() / 255
+        after = drawn[f"{row.name}, {row.at}"].tensors["images"][:, 0].numpy() / 255
         sheet.images(after, left, top, columns)
         for column in np.flatnonzero(row.numbers["shown"][: len(after)]):
             sheet.frame(left + int(column), top, colour=LINES[2])
@@ -390,37 +225,11 @@ def _digits(edits: Edits) -> Figure:
     return sheet.figure
 
 
-def _structures(outcome: Outcome) -> Crystals:
-    numbers, coords, cell = (torch.as_tensor(outcome[name]) for name in ("numbers", "coords", "cell"))
-    return Crystals(numbers.long(), coords, cell[:, :3], cell[:, 3:], tuple(map(str, range(len(numbers)))))
-
-
-def _crystals(edits: Edits) -> Figure:
-    row = edits.rows[edits.chosen]
-    count = min(PAIRS, len(edits.outcomes["seeds"]["bad"]))
-    before = {name: value[:count] for name, value in edits.outcomes["seeds"].items()}
-    replicates = row.numbers["replicates"]
-    after = {name: value[::replicates][:count] for name, value in edits.outcomes[_label(row)].items()}
-    pairs = _structures(before), _structures(after), before["above"], after["above"]
-    return edited_pairs(*pairs, np.arange(count), after["time"], row.numbers["shown"][:count])
-
-
-_DRAW: Mapping[str, Callable[[Edits], Figure]] = {"checkerboard": _points, "mnist": _digits, "crystals": _crystals}
-
-
 def edited_samples(study: Study) -> dict[str, Figure]:
-    """Draw each kind of edit, if the folder has the samples."""
+    """Draw each kind of edit of digits, if the folder has the samples."""
     seed = study.provenance["seeds"][0]
     path = drawn_at(study.folder, "edit", seed)
-    outcomes = load_outcomes(judged_at(study.folder, "edit", seed))
-    if study.wide or outcomes is None or not path.exists():
+    if study.setting != "mnist" or not path.exists():
         return {}
     drawn = load_drawn(path)
-    if not any("time" in row.tensors for row in drawn.values()):  # an older file
-        return {}
-    figures = {}
-    for intent, rows in study.groups("edit").items():
-        by_time = {row.at: row for row in rows}
-        edits = Edits(study.intents[intent], study.chosen[intent], by_time, drawn, outcomes)
-        figures[intent] = _DRAW[study.setting](edits)
-    return figures
+    return {intent: _digits(study.intents[intent], rows, drawn) for intent, rows in study.groups("edit").items()}

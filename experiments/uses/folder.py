@@ -8,17 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
 from safetensors.torch import save
-from torch import Tensor
 
-from experiments.common.experiment import Outcome
 from experiments.common.store import read_result
 from experiments.uses.drawing import Drawn
 from fmwc.errors import CheckpointError
 from fmwc.files import write_bytes
-from fmwc.readers import anything, check, mapping, parse_json, read_safetensors
+from fmwc.readers import read_safetensors
 
 NUMBERS = "uses.json"
 SEPARATOR = "|"  # between the label of a row and the name of a tensor
@@ -38,67 +34,25 @@ def drawn_at(out: Path, name: str, seed: int) -> Path:
     return out / "draws" / f"{name}-{seed}.safetensors"
 
 
-def judged_at(out: Path, name: str, seed: int) -> Path:
-    """Return the path of the outcomes of a seed."""
-    return out / "outcomes" / f"{name}-{seed}.safetensors"
-
-
-def _save(path: Path, rows: Mapping[str, Mapping[str, Tensor]], metadata: dict[str, str]) -> Path:
+def save_drawn(path: Path, rows: Mapping[str, Drawn]) -> Path:
+    """Write the rows of a drawing."""
     # Copy, because safetensors does not accept tensors that share memory.
     tensors = {
         f"{label}{SEPARATOR}{name}": value.cpu().clone().contiguous()
         for label, row in rows.items()
-        for name, value in row.items()
+        for name, value in row.tensors.items()
     }
-    return write_bytes(path, save(tensors, metadata))
-
-
-def _load(path: Path) -> tuple[dict[str, dict[str, Tensor]], Mapping[str, str]]:
-    tensors, metadata = read_safetensors(path, error=CheckpointError)
-    rows: dict[str, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        label, _, name = key.rpartition(SEPARATOR)
-        rows.setdefault(label, {})[name] = value
-    return rows, metadata
-
-
-def save_drawn(path: Path, rows: Mapping[str, Drawn]) -> Path:
-    """Write the rows of a drawing."""
-    infos = json.dumps({label: row.info for label, row in rows.items()})
-    return _save(path, {label: row.tensors for label, row in rows.items()}, {"rows": infos})
+    return write_bytes(path, save(tensors, {"rows": json.dumps({label: row.info for label, row in rows.items()})}))
 
 
 def load_drawn(path: Path) -> dict[str, Drawn]:
     """Read the rows of a drawing."""
-    tensors, metadata = _load(path)
-    what = f"{path} is not a drawing of python -m experiments study"
-    infos = check(
-        parse_json(metadata.get("rows", ""), what, CheckpointError), mapping(mapping(anything)), what, CheckpointError
-    )
-    if unknown := sorted(tensors.keys() - infos.keys()):
-        raise CheckpointError(f"{what}: it has no description of '{unknown[0][:60]}'")
-    return {label: Drawn(tensors.get(label, {}), info) for label, info in infos.items()}
-
-
-def save_outcomes(path: Path, outcomes: Mapping[str, Outcome], of: str) -> Path:
-    """Write the outcomes of the drawing identified by `of`."""
-    rows = {
-        label: {name: torch.as_tensor(np.ascontiguousarray(value)) for name, value in outcome.items()}
-        for label, outcome in outcomes.items()
-    }
-    return _save(path, rows, {"of": of})
-
-
-def load_outcomes(path: Path, of: str = "") -> dict[str, Outcome] | None:
-    """Return the outcomes of a drawing by label, or `None` if the file is missing or belongs to another drawing."""
-    if not path.exists():
-        return None
-    rows, metadata = _load(path)
-    if of and metadata.get("of") != of:
-        return None
-    if any(value.dtype == torch.bfloat16 for row in rows.values() for value in row.values()):
-        raise CheckpointError(f"{path} holds torch.bfloat16, which is not a type of outcomes; delete it")
-    return {label: {name: value.numpy() for name, value in row.items()} for label, row in rows.items()}
+    tensors, metadata = read_safetensors(path, error=CheckpointError)
+    rows = {label: Drawn({}, info) for label, info in json.loads(metadata["rows"]).items()}
+    for key, value in tensors.items():
+        label, _, name = key.rpartition(SEPARATOR)
+        rows[label].tensors[name] = value
+    return rows
 
 
 # ---- numbers -----------------------------------------------------------------------------------------------------
@@ -148,11 +102,6 @@ class Study:
     chosen: dict[str, str]
     numbers: dict[str, Any]
     provenance: dict[str, Any]
-
-    @property
-    def wide(self) -> bool:
-        """Whether the study covers all options compared on the validation seed."""
-        return bool(self.provenance["wide"])
 
     def rows(self, use: str) -> list[Row]:
         """Return the rows of a use, with labels split into `name` and `at`."""

@@ -17,9 +17,7 @@ from fmwc.report.page import Picture, Section, write_page, write_pictures
 from fmwc.report.table import MISSING, Table
 
 NAMES = {"checkerboard": "Checkerboard", "mnist": "Digits", "crystals": "Crystals"}
-LEAD = "Uses of per-sample confidence, each compared with baselines. "
-CHOSEN = "Options were chosen on other seeds."
-WIDE = "The samples are those of the validation seed, with all candidate options."
+LEAD = "Uses of per-sample confidence, each compared with baselines. Options were chosen on other seeds."
 INTERVALS = "Brackets: 90 % bootstrap intervals over samples. ±: standard deviation over seeds."
 PAPER_GAIN = {"crystals": {"variance": "+6 to +17"}}  # over the paper's three modes, read from a figure
 SIZES = {"samples": "samples", "edit": "edited", "steps": "swept", "rewind": "rewound", "guide": "guided"}
@@ -235,22 +233,11 @@ class Use(NamedTuple):
 
     title: str
     tables: Callable[[Study], list[Table]]
-    plots: tuple[tuple[str, str, Callable[[Study], Figure | None]], ...]
+    plots: tuple[tuple[str, str, Callable[[Study], Figure | None]], ...] = ()
 
 
 USES = {
-    "filter": Use(
-        "Filter: keep the surest samples",
-        _filter,
-        (
-            ("retention", "The share of bad samples among the surest, for each score.", figures.filter_curves),
-            (
-                "scores",
-                "AUPRC of each score with its interval, and its difference from the first score.",
-                figures.filter_scores,
-            ),
-        ),
-    ),
+    "filter": Use("Filter: keep the surest samples", _filter),
     "trust": Use(
         "Risk control: guarantee a failure rate",
         _trust,
@@ -263,29 +250,18 @@ USES = {
             ),
         ),
     ),
-    "edit": Use(
-        "Edit: change samples at critical times",
-        _edit,
-        (("edits", "The share of successful edits by the time of the edit.", figures.edit_times),),
-    ),
+    "edit": Use("Edit: change samples at critical times", _edit),
     "steps": Use(
         "Steps: place steps by variance",
         _steps,
-        (
-            ("grids", "The time grid of each controller.", figures.step_grids),
-            ("steps", "Quality against the number of steps, for each controller.", figures.step_quality),
-        ),
+        (("steps", "Quality against the number of steps, for each controller.", figures.step_quality),),
     ),
     "rewind": Use(
         "Rewind: resample the most doubtful samples",
         _rewind,
         (("rewind", "Quality against evaluations per sample, for each method.", figures.rewound),),
     ),
-    "guide": Use(
-        "Guide: steer away from uncertainty",
-        _guide,
-        (("guide", "Quality against diversity, for each guidance.", figures.guided),),
-    ),
+    "guide": Use("Guide: steer away from uncertainty", _guide),
 }
 
 
@@ -345,6 +321,6 @@ def write_study(folder: Path) -> list[Path]:
     tables = write_text(folder / "tables.md", study_text(folder))
     write_pictures(folder / "figures", sections)
     about = {k: str(v) for k, v in study.provenance.items() if k != "pieces"}
-    lead = [LEAD + (WIDE if study.wide else CHOSEN)]
-    page = write_page(folder / "report.html", _title(study), [*sections, Section("Provenance", facts=about)], lead=lead)
+    sections.append(Section("Provenance", facts=about))
+    page = write_page(folder / "report.html", _title(study), sections, lead=[LEAD])
     return [tables, folder / "figures", page]

@@ -1,7 +1,6 @@
 """Tiny runs of `fmwc train`, `demo`, `report` and `rules`, and wrong input to any command."""
 
 import contextlib
-import functools
 import io
 import json
 import re
@@ -15,7 +14,6 @@ import torch
 from safetensors.numpy import load
 from safetensors.torch import load_file, save_file
 
-import experiments.checkerboard.reproduce as reproduction
 import fmwc
 from fmwc.checkerboard.data import misplaced
 from fmwc.checkpoint import shipped
@@ -158,52 +156,6 @@ def test_report_of_samples_of_another_checkpoint_is_refused(run, trained, tmp_pa
     assert not (tmp_path / "a" / "report").exists()
     code, _, err = run("report", trained, "--checkpoint", "mnist", "--out", tmp_path / "p")
     assert "is not a folder of samples" in one_line(err)
-
-
-def test_evaluate_prints_json(run, trained):
-    code, out, err = run("evaluate", "checkerboard", "--checkpoint", trained, "-n", 200, "--device", "cpu", "--json")
-    assert code == 0, err
-    found = json.loads(out)
-    assert found["bit_for_bit"] is True
-    assert {"temporal_ratio", "dispersion", "endpoint", "integrated", "peak"} <= found["auprc"].keys()
-    assert found["provenance"]["commit"]
-
-
-def test_reproduce_writes_every_table_and_resumes(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("experiments.checkerboard.evaluate.POINTS", 20)
-    monkeypatch.setattr("experiments.checkerboard.evaluate.DRAWS", 16)
-    monkeypatch.setattr(reproduction, "SCHEDULES", {"cosine": reproduction.SCHEDULES["cosine"]})
-    short = functools.partial(reproduction.reproduce, steps=15)
-    monkeypatch.setattr("experiments.checkerboard.experiment.reproduce", short)
-    words = (
-        "reproduce",
-        "checkerboard",
-        "--out",
-        tmp_path,
-        "--seeds",
-        "0",
-        "-n",
-        300,
-        "--draws",
-        5,
-        "--device",
-        "cpu",
-        *SETS,
-    )
-    code, _, err = run(*words)
-    assert code == 0, err
-    tables = (tmp_path / "tables.md").read_text()
-    assert tables.count("## ") == 13
-    cell = json.loads((tmp_path / "cells" / "cosine-0.json").read_text())
-    assert cell["numbers"]["retrofit"]["bit_for_bit"]
-    assert cell["numbers"]["retrofit"]["misplacement"] == cell["numbers"]["fm"]["misplacement"]
-    assert len(list((tmp_path / "figures").glob("*.png"))) >= 4
-    before = (tmp_path / "cells" / "cosine-0.json").read_bytes()
-    code, _, err = run(*words)
-    assert code == 0
-    assert "already exists; skipped" in err
-    assert (tmp_path / "cells" / "cosine-0.json").read_bytes() == before
-    assert run("experiments", "report", tmp_path)[0] == 0
 
 
 @pytest.mark.parametrize("name", ["checkerboard", "checkerboard-joint"])

@@ -10,7 +10,6 @@ from experiments.crystals.confidence import (
     correlations,
     first_of_kind,
     keys_of,
-    retained,
     selections,
     values_of,
 )
@@ -67,7 +66,6 @@ def test_the_surest_of_a_kind_counts_in_a_selection():
     made = tables([True] * 4, [4, 3, 2, 1], alike=[0, 1, -1, 0])
     key = keys_of(made["drawn"])["confidence"]
     assert values_of(made, ["msun_relaxed"], key)[0].tolist() == [0, 1, 0, 1]
-    assert retained(made, ["msun_relaxed"], key)[0] == pytest.approx([1, 1 / 2, 2 / 3, 1 / 2])
 
 
 def test_what_is_unknown_is_not_stable_and_is_counted_apart():

@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.text import Text
 
-from experiments.crystals.figures import hutchinson
 from fmwc.crystals import figures as crystals_drawn
 from fmwc.crystals.drawing import BALL, bonds_of, colour_of, draw_crystal, formula, radius_of, scene_of
 from fmwc.crystals.structures import Crystals, symbol
@@ -231,28 +230,6 @@ def test_channel_variances():
     pixels(crystals_drawn.channel_variances(own, {"type": np.ones((10, 2))}, [0.1, 0.2]))
     with pytest.raises(UsageError, match="no channels"):
         crystals_drawn.channel_variances(times, {}, level)
-
-
-def estimator(name, probes, flops, value):
-    fields = [f"{regime}_{kind}" for regime in ("per_step", "integrated") for kind in ("spearman", "pearson")]
-    return {"name": name, "K": probes, "flops": flops, **{f: value + i / 100 for i, f in enumerate(fields)}}
-
-
-def test_hutchinson():
-    sweep = [estimator("Hutchinson", k, 1e9 * k, 0.5 + k / 2000) for k in (500, 1, 10)]
-    ours = estimator("one pass", None, 2e9, 0.7)
-    figure = hutchinson([*sweep, ours])
-    for axes, first in zip(figure.axes, (0.7, 0.72), strict=True):
-        curve, point, _, _ = axes.lines
-        assert axes.get_xscale() == "log"
-        assert curve.get_xdata().tolist() == [1e9, 1e10, 5e11]  # sorted by K
-        assert point.get_ydata() == pytest.approx([first])
-        assert [text.get_text() for text in axes.texts] == ["K = 1", "10", "500"]
-    assert {"one pass", "Spearman", "Pearson"} <= set(words(figure))
-    for some in (sweep, [ours], [estimator("against", None, 1e9, -0.4)]):
-        assert (pixels(hutchinson(some)) < 1).any()
-    with pytest.raises(UsageError, match="no estimators"):
-        hutchinson([])
 
 
 def test_precision_curve():

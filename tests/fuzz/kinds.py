@@ -239,36 +239,6 @@ def fuzz_head(rng: random.Random, source: tuple[Path, Any], folder: Path) -> Any
     return EvidenceHead.load(folder).ranked(Trajectory.load(source[0]))
 
 
-# ---- results -----------------------------------------------------------------------------------------------------
-
-
-def make_cells(folder: Path) -> dict[str, Any]:
-    results = {name: ROOT / "results" / name / "cells" for name in ("checkerboard", "mnist", "crystals")}
-    return {name: json.loads(min(cells.glob("*.json")).read_text()) for name, cells in results.items()}
-
-
-def fuzz_cells(rng: random.Random, source: dict[str, Any], folder: Path) -> Any:
-    from experiments.common.registry import experiment_named
-    from experiments.common.store import experiment_of_results
-
-    name = rng.choice(list(source))
-    (emptied(folder) / "cells").mkdir()
-    (folder / "cells" / "0.json").write_bytes(json_text(rng, change_json(rng, source[name])))
-    return experiment_named(experiment_of_results(folder)).tables(folder)
-
-
-def make_study(folder: Path) -> Any:
-    return json.loads((ROOT / "results" / "uses" / "checkerboard" / "uses.json").read_text())
-
-
-def fuzz_study(rng: random.Random, source: Any, folder: Path) -> Any:
-    from experiments.uses.report import write_study
-
-    few = {**source, "numbers": {use: source["numbers"][use] for use in ("guide",) if use in source["numbers"]}}
-    (emptied(folder) / "uses.json").write_bytes(json_text(rng, change_json(rng, few)))
-    return write_study(folder)
-
-
 # ---- data --------------------------------------------------------------------------------------------------------
 
 
@@ -576,8 +546,6 @@ KINDS = [
     Kind("checkpoint records", make_checkpoint, fuzz_record, 2.0),
     Kind("checkpoint weights", make_checkpoint, fuzz_weights),
     Kind("samples", make_samples, fuzz_samples, 2.0),
-    Kind("results cells", make_cells, fuzz_cells),
-    Kind("studies", make_study, fuzz_study, 0.1),
     Kind("resume points", make_point, fuzz_point, 0.15),
     Kind("manifests", make_claim, fuzz_claim, 0.3),
     Kind("data files", make_data, fuzz_data, 2.0),

@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 pytest.importorskip("pymatgen.core", exc_type=ImportError)
 
 import fmwc.training
-from experiments.common.store import Networks
 from fmwc.checkpoint import about, load
 from fmwc.crystals.recipe import EVERY, PRESETS, SCORE, Mp20, _capacity
 from fmwc.crystals.structures import decode, encode
@@ -354,21 +353,3 @@ def test_a_given_flow_is_not_trained_further(tmp_path):
     second = fit(given, tmp_path / "second", CPU)
     assert identical(weights(second.network), weights(first.network))
     assert not identical(weights(second.noise), weights(first.noise))
-    bench = Networks(given, tmp_path / "models", CPU, print)
-    assert identical(weights(bench.flow(7)), weights(first.network))
-    assert bench.steps("flow", 7) == {"steps": TINY.iterations, "of": TINY.iterations}
-    assert not (tmp_path / "models").exists()
-
-
-def test_noise_of_a_given_checkpoint_is_not_fitted_again(tmp_path):
-    first = fit(TINY, tmp_path / "first", CPU)
-    given = dataclasses.replace(TINY, flow=str(tmp_path / "first"))
-    taken = Networks(given, tmp_path / "models", CPU, print).retrofit(0)
-    assert identical(weights(taken), weights(first))
-    assert not (tmp_path / "models").exists()
-    for change in ({"noise_steps": 3}, {"beta": 1e-2}, {"seed": 5}):
-        other = Networks(dataclasses.replace(given, **change), tmp_path / str(change), CPU, print).retrofit(
-            change.get("seed", 0)
-        )
-        assert not identical(weights(other.noise), weights(first.noise))
-        assert identical(weights(other.network), weights(first.network))

@@ -6,9 +6,6 @@ import json
 import pytest
 import torch
 
-from experiments.common.comparisons import HeteroscedasticHead
-from experiments.common.fitting import fit_dropout, fit_heads, fit_variance
-from fmwc.baselines import Dropout
 from fmwc.checkerboard.recipe import Checkerboard
 from fmwc.checkpoint import about, load
 from fmwc.data.arrays import fingerprint
@@ -17,7 +14,6 @@ from fmwc.files import MANIFEST, WORK
 from fmwc.mnist.recipe import Mnist, labels
 from fmwc.recipes import fit, fit_network
 from fmwc.sampling import read_with, sample
-from tests.options import arguments
 from tests.recipes.conftest import BOARD, CPU, identical, weights
 
 
@@ -202,37 +198,6 @@ def test_unreadable_data_is_refused_before_anything_is_written(digits, tmp_path)
     with pytest.raises(DataError, match="does not exist"):
         fit(dataclasses.replace(digits, data=str(tmp_path / "none.npz")), tmp_path / "model", CPU)
     assert not (tmp_path / "model").exists()
-
-
-# ---- the other ways to fit ------------------------------------------------------------------------------------------
-
-
-def test_dropout_is_on_while_it_learns(recipe, monkeypatch):
-    dropout, plain = Dropout(recipe.network()), recipe.network()
-    drawn = []
-    draw = Dropout.draw
-    monkeypatch.setattr(
-        Dropout, "draw", lambda self, *a, **k: drawn.append(len(a[0])) or draw(self, *a, **arguments(**k))
-    )
-    fit_dropout(recipe, dropout)
-    fit_network(recipe, plain)
-    assert drawn == [recipe.batch] * recipe.iterations
-    assert not identical(weights(dropout.network), weights(plain))
-
-
-def test_heads_are_trained_together_or_the_variance_alone(recipe):
-    both = HeteroscedasticHead(recipe.network(heads=2))
-    first = weights(both)
-    fit_heads(recipe, both)
-    assert not any(torch.equal(v, first[k]) for k, v in weights(both).items() if v.ndim > 1)
-
-    flow, alone = recipe.network(), HeteroscedasticHead(recipe.network(heads=2))
-    fit_network(recipe, flow)
-    alone.graft(flow)
-    first = weights(alone)
-    fit_variance(recipe, alone)
-    changed = {k for k, v in weights(alone).items() if not torch.equal(v, first[k])}
-    assert changed == {"network.out.weight", "network.out.bias"}
 
 
 def test_progress_names_the_stage(tmp_path):

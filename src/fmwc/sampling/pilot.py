@@ -29,9 +29,7 @@ from fmwc.sampling.sampler import sample
 from fmwc.sampling.trajectory import Trajectory, needs_variance, standard_of
 
 PILOT = 1000  # samples of a profile
-POWER = (
-    2.0  # exponent of a profile; a larger one misses the outer cells of the Checkerboard (`study checkerboard --wide`)
-)
+POWER = 2.0  # exponent of a profile; a larger one misses the outer cells of the Checkerboard
 READINGS = 3  # a run of 50 steps then takes 1.2 times as long (results/bench)
 LEVELS = 201  # quantiles of the pilot's scores
 

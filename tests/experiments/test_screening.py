@@ -13,14 +13,15 @@ pytest.importorskip("smact")
 
 from experiments.crystals import screening
 from experiments.crystals.relaxations import relax_in_processes
-from experiments.crystals.screening import judged
 from experiments.crystals.screening_tables import PUBLISHED, tables_of, verdicts
 from fmwc.crystals import candidates, mp20
 from fmwc.crystals.fingerprints import fingerprints
 from fmwc.crystals.structures import CHANNELS, crystals_of, encode
-from fmwc.errors import MismatchError
 from fmwc.sampling import Trajectory
-from tests.command import call, one_line
+from tests.command import call
+from tests.crystals.conftest import library, prototypes  # noqa: F401
+
+# ruff: noqa: F811 (pytest passes fixtures by name)
 
 COUNT, RELAXED, STEPS = 16, 12, 6
 
@@ -116,44 +117,3 @@ def test_files_are_written_and_judged_once(folder, numbers):
     again = screen(folder)
     assert before == {path.name: path.stat().st_mtime_ns for path in folder.glob("judged-*.json")}
     assert {**again, "provenance": None} == {**numbers, "provenance": None}
-
-
-def test_a_table_of_other_references_is_refused(folder, numbers, tmp_path, monkeypatch, run):
-    other = tmp_path / "hull.npz"
-    other.write_bytes(b"other references")
-    monkeypatch.setattr(screening, "SHIPPED", other)
-    code, _, err = run("experiments", "screen", folder, "--data", "prototypes")
-    assert code != 0
-    assert "judged-relaxed.json" in err
-
-
-def test_tables_about_other_samples_are_refused(folder, numbers, run):
-    with pytest.raises(MismatchError, match="delete it to judge again"):
-        judged(folder, "drawn", {"model": "other"}, dict, print)
-    code, _, err = run("experiments", "screen", folder, "--data", "prototypes", "--judge", "mace")
-    assert code != 0
-    assert "judged-drawn.json" in one_line(err)
-
-
-def test_without_relaxed_structures_there_are_still_tables(folder, numbers, tmp_path):
-    for name in ("samples.safetensors", "judged-drawn.json", "judged-test.json"):
-        (tmp_path / name).write_bytes((folder / name).read_bytes())
-    screen(tmp_path)
-    text = (tmp_path / "tables.md").read_text()
-    assert "ours, as drawn" in text
-    assert "ours, relaxed" not in text
-
-
-def test_a_run_without_scores_has_statistics_but_no_confidence(folder, numbers, tmp_path, prototypes):
-    run = samples(prototypes)
-    empty = {c: value[:0] for c, value in run.var.items()}
-    bare = dataclasses.replace(run, times=run.times[:0], mean=empty, var=empty)
-    bare.save(tmp_path / "samples.safetensors")
-    for kind in ("drawn", "test"):
-        (tmp_path / f"fingerprints-{kind}.npz").write_bytes((folder / f"fingerprints-{kind}.npz").read_bytes())
-    (tmp_path / "relaxed.npz").write_bytes((folder / "relaxed.npz").read_bytes())
-    found = screen(tmp_path)
-    assert found["sets"]["drawn"] == numbers["sets"]["drawn"]
-    assert "confidence" not in found
-    assert "confidence" not in tables_of(found)
-    assert not (tmp_path / "figures").exists()
