@@ -9,7 +9,7 @@
 #     draw   the samples of `reproduce crystals` from the shipped field: OUT/draw.tar.*
 #     study  the samples of `study crystals`, on three fresh seeds: OUT/study.tar.*
 #     crystals, mnist
-#            the cost of confidence: `bench`, alone on the GPU, sampling (also with TF32) and training: OUT/crystals.tar.*, …
+#            the cost of confidence: `bench`, alone on the GPU, sampling and training: OUT/crystals.tar.*, …
 #
 # Data lies in carry/mp20-full, which git ignores. If the machine lacks the packages that judge crystals, unpack their wheels
 # (chgnet, pymatgen, pymatgen-core, ase, monty, spglib, orjson, nvidia-ml-py3, smact and what it needs) into a folder `site`, and pack it as
@@ -78,8 +78,7 @@ crystals | mnist)
     export OMP_NUM_THREADS=3
     declare -A count=([crystals]=512 [mnist]=1024)
     n=${count[$part]}
-    experiments 300 bench "$part" -n "$n" --steps 50 --rounds 3 --minutes 4.5 --only few,bf16,ensemble --out "$work/$part/bench"
-    experiments 120 bench "$part" -n "$n" --steps 50 --rounds 3 --minutes 1.5 --only "linearised in bf16" --tf32 --out "$work/$part/tf32"
+    experiments 300 bench "$part" -n "$n" --steps 50 --rounds 3 --minutes 4.5 --only few,linearised,diagonal,ensemble --out "$work/$part/bench"
     experiments 120 bench "$part" -n 256 --rounds 20 --minutes 1.5 --only training --out "$work/$part/training"
     bring "$part"
     ;;
