@@ -224,14 +224,14 @@ def test_screening_judges_novelty_with_the_data_of_the_environment(known, tmp_pa
 
 
 def test_a_workflow_judges_novelty_with_the_data_of_the_environment(known, monkeypatch):
-    workflow, seen = pytest.importorskip("fmwc.crystals.workflow", exc_type=ImportError), {}
+    workflow, seen = pytest.importorskip("examples.crystal_workflow", exc_type=ImportError), {}
 
     def judge_one(structures, **options):
         seen.update(options)
         return Judgement({}, ())
 
     monkeypatch.setattr(workflow, "judge", judge_one)
-    workflow.RelaxMaker.make.original(workflow.RelaxMaker(), workflow.CrystalSet(structures=[], table={}, about={}))
+    workflow.relax.original(workflow.CrystalSet(structures=[], table={}))
     assert seen["data"] == str(known)
 
 
