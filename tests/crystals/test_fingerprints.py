@@ -60,17 +60,22 @@ def test_structures_without_fingerprint_have_a_reason():
     assert "needle" in problems["needle"]  # which would take a minute
 
 
-def test_stops_after_the_time_limit_and_resumes(tmp_path, monkeypatch):
+def test_an_interrupted_call_resumes(tmp_path, monkeypatch):
     given = [rock_salt(edge, name=f"{edge}") for edge in (5.5, 5.6, 5.7)]
     monkeypatch.setattr(module, "TOGETHER", 2)
-    clock, done = iter([0.0, 0.0, 61.0]), []
-    monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
-    path = tmp_path / "kept.npz"
-    half = fingerprints(given, kept=path, minutes=1)
+    compute, done, path = module._fingerprint, [], tmp_path / "kept.npz"
+
+    def stops(candidate):
+        if candidate.name == "5.7":
+            raise KeyboardInterrupt
+        return compute(candidate)
+
+    monkeypatch.setattr(module, "_fingerprint", stops)
+    with pytest.raises(KeyboardInterrupt):
+        fingerprints(given, kept=path)
+    half = module.read_fingerprints(path, given)
     assert half.usable.tolist() == [True, True, False]
     assert not half.complete
-    monkeypatch.undo()
-    compute = module._fingerprint
     monkeypatch.setattr(module, "_fingerprint", lambda candidate: done.append(candidate.name) or compute(candidate))
     rest = fingerprints(given, kept=path)
     assert rest.complete

@@ -10,8 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
-import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +81,6 @@ def fingerprints(
     *,
     jobs: int = 1,
     kept: str | Path | None = None,
-    minutes: float = math.inf,
     progress: Progress | None = None,
 ) -> Fingerprints:
     """Compute the fingerprints of structures.
@@ -94,17 +91,14 @@ def fingerprints(
         structures: Crystals, pymatgen structures, ASE atoms or candidates.
         jobs: The number of processes.
         kept: An npz file for the results. Structures whose results are there are not computed again.
-        minutes: A time limit. After it, the result is not `complete`; if called again with `kept`, it resumes.
         progress: Called with the stage, the number done and the total.
     """
     given, path = candidates(structures), None if kept is None else Path(kept)
     found = read_fingerprints(path, given) if path is not None and path.exists() else _nothing(len(given))
     sites, compositions, problems = found.sites, found.compositions, list(found.problems)
     pending = [i for i, problem in enumerate(problems) if problem == PENDING]
-    end, batch = time.monotonic() + 60 * minutes, TOGETHER * jobs
+    batch = TOGETHER * jobs
     for start in range(0, len(pending), batch):
-        if time.monotonic() >= end:
-            break
         rows = pending[start : start + batch]
         for i, outcome in zip(rows, _computed([given[i] for i in rows], jobs), strict=True):
             sites[i], compositions[i], problems[i] = outcome
