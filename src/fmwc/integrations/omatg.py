@@ -18,7 +18,7 @@ of OMatG's own integration, up to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,22 +30,7 @@ from fmwc.adapters import SCHEDULES, path_along
 from fmwc.crystals.structures import Crystals, candidates, need, one_line, pad
 from fmwc.errors import CheckpointError, DataError, ShapeError, UsageError, pick
 from fmwc.flow import CellVectors, Channel, FlatTorus, Space
-from fmwc.readers import (
-    Check,
-    anything,
-    array,
-    boolean,
-    check,
-    choice,
-    mapping,
-    number,
-    read_pt,
-    read_text,
-    record,
-    shown,
-    text,
-    whole,
-)
+from fmwc.readers import read_pt, read_text, shown
 from fmwc.sampling import Trajectory
 
 __all__ = ["UNUSED", "Batch", "OMatG", "as_crystals", "load", "states"]
@@ -224,169 +209,84 @@ def _turned(cell: Tensor) -> Tensor:  # (B, 3, 3) -> (B, 3, 3)
 
 # ---- OMatG's files ---------------------------------------------------------------------------------------------------
 
-CONFIG_LIMIT = 1 << 20  # bytes
-DEEPEST = 50  # levels of nesting
 INSTALL = "git+https://github.com/FERMat-ML/OMatG"
+SUPPORTED = ("CSPNetFull", "UniformPositionDistribution", "InformedLatticeDistribution")
 INTERPOLANTS = {
-    "pos": {"PeriodicLinearInterpolant": "linear", "PeriodicTrigonometricInterpolant": "cosine"},
-    "cell": {"LinearInterpolant": "linear", "TrigonometricInterpolant": "cosine"},
+    "PeriodicLinearInterpolant": "linear",
+    "PeriodicTrigonometricInterpolant": "cosine",
+    "LinearInterpolant": "linear",
+    "TrigonometricInterpolant": "cosine",
 }
-MODULES = {"model": "model", "encoder": "encoders.cspnet_full", "head": "heads.pass_through", "time": "model_utils"}
-MOST_WEIGHTS = 1 << 30
-
-
-def _made(*names: str) -> Check:
-    """Check for a class of OMatG, as text or with arguments; return its name and its arguments."""
-
-    def run(value: Any, where: str) -> tuple[str, dict[str, Any]]:
-        found = {"class_path": value} if isinstance(value, str) else value
-        found = record({"class_path": text(200, r"omg(\.\w+)+")}, {"init_args": mapping(anything, 100)})(found, where)
-        name = found["class_path"].rpartition(".")[2]
-        return choice(*names)(name, f"{where}.class_path"), found.get("init_args") or {}
-
-    return run
-
-
-_NOTHING = choice()  # passes only if it is optional, and null
-_EQUATION = record(
-    {"interpolant": anything, "differential_equation_type": choice("ODE")},
-    {
-        "gamma": _NOTHING,
-        "epsilon": _NOTHING,
-        "integrator_kwargs": record({"method": choice("euler")}),
-        "velocity_annealing_factor": number(0, 1e3),
-        "correct_center_of_mass_motion": boolean,
-    },
-)
-_IDENTITY, _SINGLE = "SingleStochasticInterpolantIdentity", "SingleStochasticInterpolant"
-_INTEGRATION = record(
-    {
-        "stochastic_interpolants": array(_made(_IDENTITY, _SINGLE), 3, 3),
-        "data_fields": array(choice("species", "pos", "cell"), 3, 3),
-        "integration_time_steps": whole(2, 10**6),
-    },
-    more=True,
-)
-_SAMPLER = record(
-    {
-        "species_distribution": _made("MirrorSpecies"),
-        "pos_distribution": _made("UniformPositionDistribution"),
-        "cell_distribution": _made("InformedLatticeDistribution"),
-    }
-)
-_LENGTHS = record({"dataset_name": choice("alex_mp_20", "carbon_24", "mp_20", "mpts_52", "perov_5")})
-_SIZE = whole(1, 1 << 14)
-_ENCODER = record(
-    {},
-    {
-        **dict.fromkeys(("hidden_dim", "latent_dim", "num_layers", "max_atoms", "num_freqs"), _SIZE),
-        **dict.fromkeys(("ln", "ip", "pred_type"), boolean),
-        "act_fn": choice("silu"),
-        "dis_emb": choice("sin", "none"),
-        "edge_style": choice("fc"),
-    },
-)
-_MODEL = record(
-    {"encoder": _made("CSPNetFull"), "head": _made("PassThrough"), "time_embedder": _made("SinusoidalTimeEmbeddings")}
-)
-_CONFIG = record(
-    {
-        "model": record(
-            {
-                "si": _made("StochasticInterpolants"),
-                "model": _made("Model"),
-                "sampler": _made("IndependentSampler"),
-                "relative_si_costs": record({"pos_loss_b": number(0, 1), "cell_loss_b": number(0, 1)}, more=True),
-            },
-            more=True,
-        )
-    },
-    more=True,
-)
 
 
 def load(config: str | Path, checkpoint: str | Path | None = None, *, width: int = MOST_ATOMS) -> OMatG:
     """Return the adapter of a model that OMatG trained. Needs OMatG, which is installed from its repository.
 
-    Configurations that the adapter does not reproduce (de novo generation, latent noise, SDEs, other encoders) are
-    refused.
+    Configurations that the adapter does not reproduce (de novo generation, latent noise, SDEs) are refused.
 
     Arguments:
         config: OMatG's YAML configuration of the run.
         checkpoint: The Lightning checkpoint, of which only tensors are read; without it, the weights are random.
         width: The largest number of atoms in a cell.
     """
-    options, build, dataset = check(_read_yaml(config), _options, shown(config))
-    network = build()
+    yaml = need("yaml", "pyyaml")
+    try:
+        model = yaml.safe_load(read_text(config, 1 << 20))["model"]
+        options, cells = _options(model), model["sampler"]["init_args"]["cell_distribution"]
+        network, lengths = _built(model["model"]), _built(cells)
+    except (yaml.YAMLError, LookupError, TypeError, ValueError, RecursionError) as problem:
+        if isinstance(problem, UsageError):
+            raise
+        raise DataError(f"{shown(config)} is no configuration that can be loaded: {one_line(problem)}") from problem
     if checkpoint is not None:
         _fill(network, checkpoint)
-    lengths = need("omg.sampler.cell_distributions", INSTALL).InformedLatticeDistribution(dataset)
     noise = CellVectors(tuple(lengths._length_log_means), tuple(lengths._length_log_stds))
     return OMatG(network, noise=noise, width=width, **options)
 
 
-def _read_yaml(path: str | Path) -> Any:
-    yaml, content = need("yaml", "pyyaml"), read_text(path, CONFIG_LIMIT)
-    depth = 0
-    try:
-        for event in yaml.parse(content):  # one at a time: aliases and nesting could take memory and time without bound
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if isinstance(event, yaml.AliasEvent) or depth > DEEPEST:
-                raise DataError(f"{shown(path)} holds aliases (*name), or more than {DEEPEST} levels; write values out")
-        return yaml.safe_load(content)
-    except (yaml.YAMLError, ValueError) as problem:
-        raise DataError(f"{shown(path)} is not YAML ({one_line(problem)})") from problem
-
-
-def _options(content: Any, where: str) -> tuple[dict[str, Any], Callable[[], nn.Module], str]:
-    """Return the options of the adapter, a function that builds the network, and the dataset of the cells."""
-    model = _CONFIG(content, where)["model"]
-    integration = _INTEGRATION(model["si"][1], "model.si")
-    made = dict(zip(integration["data_fields"], integration["stochastic_interpolants"], strict=True))
-    for name, (kind, _) in made.items():
-        choice(_IDENTITY if name == "species" else _SINGLE)(kind, f"the interpolant of {name}")
-    equations = {name: _EQUATION(made[name][1], f"the interpolant of {name}") for name in INTERPOLANTS}
-    sampler, costs = _SAMPLER(model["sampler"][1], "model.sampler"), model["relative_si_costs"]
-    schedules = [
-        known[_made(*known)(equations[name]["interpolant"], f"the interpolant of {name}")[0]]
-        for name, known in INTERPOLANTS.items()
-    ]
-    options = {
-        "coord": schedules[0],
-        "lattice": schedules[1],
-        "annealing": tuple(equations[name].get("velocity_annealing_factor") or 0.0 for name in INTERPOLANTS),
+def _options(model: Any) -> dict[str, Any]:
+    """Return the options of the adapter."""
+    si, found = model["si"]["init_args"], {}
+    made = dict(zip(si["data_fields"], si["stochastic_interpolants"], strict=True))
+    if _name(made["species"]) != "SingleStochasticInterpolantIdentity":
+        raise ValueError("the species change, but only models for given species (structure prediction) are supported")
+    sampler, parts = model["sampler"]["init_args"], model["model"]["init_args"]
+    classes = (parts["encoder"], sampler["pos_distribution"], sampler["cell_distribution"])
+    if (names := tuple(map(_name, classes))) != SUPPORTED:
+        raise ValueError(f"it has {', '.join(names)}; supported are {', '.join(SUPPORTED)}")
+    for name, channel in (("pos", "coord"), ("cell", "lattice")):
+        given = made[name]["init_args"]
+        kind = _name(given["interpolant"])
+        solver = (given.get("integrator_kwargs") or {}).get("method", "euler")
+        if kind.startswith("Periodic") != (name == "pos") or kind not in INTERPOLANTS:
+            raise ValueError(f"the interpolant of {name}, {kind}, is not supported")
+        if (given["differential_equation_type"], solver) != ("ODE", "euler") or given.get("gamma"):
+            raise ValueError(f"{name} is not integrated as an ODE by Euler steps without latent noise (gamma)")
+        found[channel] = INTERPOLANTS[kind]
+    terms = [made[name]["init_args"] for name in ("pos", "cell")]
+    costs = model["relative_si_costs"]
+    return {
+        **found,
+        "annealing": tuple(float(given.get("velocity_annealing_factor") or 0.0) for given in terms),
         "costs": (costs["pos_loss_b"], costs["cell_loss_b"]),
-        "centred": bool(equations["pos"].get("correct_center_of_mass_motion")),
-        "steps": integration["integration_time_steps"] - 1,
+        "centred": bool(terms[0].get("correct_center_of_mass_motion")),
+        "steps": int(si["integration_time_steps"]) - 1,
     }
-    dataset = _LENGTHS(sampler["cell_distribution"][1], "model.sampler.cell_distribution")["dataset_name"]
-    return options, _builder(_MODEL(model["model"][1], "model.model")), dataset
 
 
-def _builder(parts: dict[str, tuple[str, dict[str, Any]]]) -> Callable[[], nn.Module]:
-    """Return a function that builds the network, if it has a reasonable size."""
-    sizes = {k: v for k, v in _ENCODER(parts["encoder"][1], "the encoder").items() if v is not None}
-    times = record({"dim": whole(latent := sizes.get("latent_dim", 256), latent)})(
-        parts["time_embedder"][1], "the time embedder"
-    )
+def _name(node: Any) -> str:
+    """Return the name of the class of an entry, which is a path or has one."""
+    return str(node if isinstance(node, str) else node["class_path"]).rpartition(".")[2]
 
-    def build() -> nn.Module:
-        modules = {name: need(f"omg.model.{module}", INSTALL) for name, module in MODULES.items()}
 
-        def make() -> nn.Module:
-            return modules["model"].Model(
-                encoder=modules["encoder"].CSPNetFull(**sizes),
-                head=modules["head"].PassThrough(),
-                time_embedder=modules["time"].SinusoidalTimeEmbeddings(**times),
-            )
-
-        with torch.device("meta"):  # without memory
-            count = sum(weight.numel() for weight in make().parameters())
-        if count > MOST_WEIGHTS:
-            raise DataError(f"the network has {count:,} weights; at most {MOST_WEIGHTS:,} are allocated")
-        return make()
-
-    return build
+def _built(node: Any) -> Any:
+    """Build an object of OMatG from its entry."""
+    module, _, name = node["class_path"].rpartition(".")
+    if not module.startswith("omg."):
+        raise ValueError(f"class_path {node['class_path']} is not one of omg")
+    given = node.get("init_args") or {}
+    nested = {k: _built(v) if isinstance(v, dict) and "class_path" in v else v for k, v in given.items()}
+    return getattr(need(module, INSTALL), name)(**nested)
 
 
 def _fill(network: nn.Module, path: str | Path) -> None:
