@@ -21,7 +21,7 @@ from fmwc.crystals.files import (
     write_structures,
     write_table,
 )
-from fmwc.crystals.sandbox import cells
+from fmwc.crystals.parsers import cells
 from fmwc.crystals.structures import cell_matrix
 from fmwc.errors import DataError, ShapeError, UsageError
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fmwc import readers
-from fmwc.crystals import mp20, parsers, sandbox
+from fmwc.crystals import mp20, parsers
 from fmwc.crystals.structures import encode
 from fmwc.data.arrays import fingerprint
 from fmwc.errors import DataError, OutputError, UnknownNameError, UsageError
@@ -324,29 +324,6 @@ def test_dummy_species_are_refused():
     )
 
 
-def test_several_processes_give_the_same(monkeypatch, texts):
-    many = [*texts.values(), "no CIF"] * 3
-    one = sandbox.cells(many)
-    made = []
-    monkeypatch.setattr(sandbox, "PAYS", 1)
-    monkeypatch.setattr(sandbox, "CHUNK", 5)
-    monkeypatch.setattr(sandbox.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
-    process = sandbox._Process
-    monkeypatch.setattr(sandbox, "_Process", lambda: made.append(process()) or made[-1])
-    seen = []
-    for a, b in zip(sandbox.cells(many, lambda *now: seen.append(now)), one, strict=True):
-        assert type(a) is type(b)
-        assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
-    assert len(made) == 2
-    assert all(each._process is None for each in made)  # all have ended
-    assert seen == [(n, 36) for n in (5, 10, 15, 20, 25, 30, 35, 36)]
-
-
-def test_process_parses_to_the_same_bits(texts):
-    for text, there in zip(texts.values(), sandbox.cells(list(texts.values())), strict=True):
-        assert all(np.array_equal(x, y) for x, y in zip(parsers.niggli(text), there, strict=True))
-
-
 # CSV files
 
 
@@ -588,11 +565,7 @@ def test_missing_data(tmp_path):
 
 def test_without_pymatgen(tmp_path, monkeypatch):
     write_cifs(tmp_path / "in" / "train", {"a": "data_a"})
-    (tmp_path / "none" / "pymatgen").mkdir(parents=True)
-    (tmp_path / "none" / "pymatgen" / "__init__.py").write_text("raise ImportError('none here')")
-    monkeypatch.syspath_prepend(tmp_path / "none")  # also if the parsing process raises it
-    monkeypatch.setattr(sandbox, "_SHARED", sandbox._Process())
-    refused(r"none here.*pip install 'fmwc\[crystals\]'", tmp_path / "in")
-    sandbox._SHARED.close()
+    monkeypatch.setitem(sys.modules, "pymatgen.io.cif", None)
+    refused(r"pip install 'fmwc\[crystals\]'", tmp_path / "in", error=UsageError)
     monkeypatch.setitem(sys.modules, "pymatgen.analysis.prototypes", None)
     refused(r"pip install 'fmwc\[crystals\]'", "prototypes", error=UsageError)

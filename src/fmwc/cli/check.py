@@ -15,7 +15,7 @@ from fmwc.checkpoint import identity
 from fmwc.checks import CheckResult, check
 from fmwc.cli.sample import RunRecord, classes_of, write_rows
 from fmwc.cli.verbs import Check
-from fmwc.crystals.sandbox import CIF_BYTES, cells, read_text_of
+from fmwc.crystals.parsers import CIF_BYTES, cells, read_text_of
 from fmwc.crystals.structures import encode, from_cells
 from fmwc.data import arrays
 from fmwc.domains import Domain, Rows

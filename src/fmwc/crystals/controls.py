@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fmwc.crystals.parsers import ELEMENTS
-from fmwc.crystals.structures import need
+from fmwc.crystals.structures import ELEMENTS, need
 from fmwc.errors import UsageError
 from fmwc.randomness import derive
 

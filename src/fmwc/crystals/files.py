@@ -17,17 +17,15 @@ from urllib.parse import quote
 
 import numpy as np
 
-from fmwc.crystals.sandbox import read_structures, read_text_of
+from fmwc.crystals.parsers import read_structures, read_text_of
 from fmwc.crystals.structures import (
     CHANNELS,
     Candidate,
     candidates,
     crystals_of,
-    from_row,
     need,
     one_line,
     quiet,
-    symbol,
 )
 from fmwc.errors import DataError, FmwcError, pick
 from fmwc.files import note, write_bytes, write_text
@@ -83,15 +81,14 @@ def _read_file(path: Path, name: str) -> list[Candidate]:
         text = read_text_of(path)
     except FmwcError as error:
         return [Candidate(name, problem=str(error).removeprefix(f"{shown(path)} "))]
-    rows = read_structures(kind, text)
-    return [from_row(name if len(rows) == 1 else f"{name}#{i}", row) for i, row in enumerate(rows)]
+    return read_structures(kind, text, name)
 
 
 def read(paths: str | Path | Iterable[str | Path]) -> list[Candidate]:
     """Read structures to judge.
 
     A file with several structures gives one candidate per structure, named `file#0`, `file#1`, …. A file that cannot be
-    read within the limits of `fmwc.crystals.sandbox` gives a candidate whose `problem` says why.
+    read within the limits of `fmwc.crystals.parsers` gives a candidate whose `problem` says why.
 
     Arguments:
         paths: Files, or folders whose files of a known format are read in the order of their names. Of a folder that
@@ -157,29 +154,26 @@ def cif_text(candidate: Candidate, notes: Mapping[str, Any] | None = None) -> st
     atoms have the column `_fmwc_atom_doubt`.
     """
     _require_writable(candidate)
-    notes, doubt = notes or {}, candidate.doubt
-    parameters = need("ase.geometry.cell").cell_to_cellpar(candidate.cell)
-    lines = [f"# {name}: {value}" for name, value in notes.items()]
-    lines += [f"data_{OTHERS.sub('_', candidate.name) or 'structure'}"]
+    return _cif(candidate.structure(), candidate, notes or {})
+
+
+def _cif(structure: Any, candidate: Candidate, notes: Mapping[str, Any], symprec: float | None = None) -> str:
+    with quiet():
+        (block,) = need("pymatgen.io.cif").CifWriter(structure, symprec=symprec).cif_file.data.values()
+    block.header = OTHERS.sub("_", candidate.name)[:74] or "structure"
     numbers = {name: value for name, value in notes.items() if isinstance(value, float)}
-    lines += [f"_fmwc_{OTHERS.sub('_', name)} {value:.8g}" for name, value in numbers.items()]
-    names = [*(f"length_{name}" for name in "abc"), "angle_alpha", "angle_beta", "angle_gamma"]
-    lines += [f"_cell_{name} {value:.8f}" for name, value in zip(names, parameters, strict=True)]
-    lines += ["_symmetry_space_group_name_H-M 'P 1'", "_symmetry_Int_Tables_number 1"]
-    lines += ["loop_", "_symmetry_equiv_pos_as_xyz", "'x, y, z'", "loop_", "_atom_site_label", "_atom_site_type_symbol"]
-    lines += ["_atom_site_fract_x", "_atom_site_fract_y", "_atom_site_fract_z", "_atom_site_occupancy"]
-    lines += ["_fmwc_atom_doubt"] * (doubt is not None)
-    for i, (z, (x, y, w)) in enumerate(zip(candidate.numbers, candidate.coords, strict=True)):
-        last = "" if doubt is None else f" {doubt[i]:.8g}"
-        lines.append(f"{symbol(z)}{i} {symbol(z)} {x:.8f} {y:.8f} {w:.8f} 1{last}")
-    return "\n".join(lines) + "\n"
+    block.data = {f"_fmwc_{OTHERS.sub('_', name)}": f"{value:.8g}" for name, value in numbers.items()} | block.data
+    if candidate.doubt is not None and symprec is None:  # equivalent atoms become one site
+        block.data["_fmwc_atom_doubt"] = [f"{value:.8g}" for value in candidate.doubt]
+        block.loops[-1].append("_fmwc_atom_doubt")
+    return "\n".join([*(f"# {name}: {value}" for name, value in notes.items()), str(block), ""])
 
 
 def symmetrised_cif_text(candidate: Candidate, notes: Mapping[str, Any] | None = None, *, symprec: float) -> str:
     """Return a structure as CIF with the symmetry that spglib finds, in its conventional cell; empty if it finds none.
 
-    Equivalent atoms become one site, so there is no doubt per atom. The text is read back: if it holds another crystal,
-    the structure is written without symmetry, and a comment says so.
+    The text is read back: if it holds another crystal, the structure is written without symmetry, and a comment says
+    so. Equivalent atoms become one site, so there is no doubt per atom.
 
     Arguments:
         candidate: The structure.
@@ -187,19 +181,18 @@ def symmetrised_cif_text(candidate: Candidate, notes: Mapping[str, Any] | None =
         symprec: How far atoms may lie from their symmetric positions, in Å; 0.01 to 0.1 are usual.
     """
     _require_writable(candidate)
-    candidate, writer = replace(candidate, doubt=None), need("pymatgen.io.cif").CifWriter
-    structure = candidate.structure()
+    structure = replace(candidate, doubt=None).structure()
     try:
         with quiet():
             refined = need("pymatgen.symmetry.analyzer").SpacegroupAnalyzer(structure, symprec).get_refined_structure()
             # With `symprec` again, it would find operations that the refined atoms do not obey, and readers would
             # complete the sites to more atoms than there are.
-            text = str(writer(refined, symprec=min(symprec, EXACT)))
+            text = _cif(refined, candidate, notes or {}, symprec=min(symprec, EXACT))
     except Exception:  # collapsed cells fail in many ways
         return ""
     if not _reads_back(text, structure, symprec):
         return cif_text(candidate, {**(notes or {}), "symmetry": "not written, because it gives another crystal"})
-    return "\n".join([*(f"# {name}: {value}" for name, value in (notes or {}).items()), text])
+    return text
 
 
 def _reads_back(text: str, structure: Any, symprec: float) -> bool:

@@ -17,9 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fmwc.crystals.parsers import MOST_ATOMS, Cell, cell_of, has_volume
-from fmwc.crystals.sandbox import CIF_BYTES, cells, read_text_of
-from fmwc.crystals.structures import ANGLES, ELEMENTS, Crystals, from_cells, from_flat, need, quiet
+from fmwc.crystals.parsers import CIF_BYTES, MOST_ATOMS, cell_of, cells, read_text_of
+from fmwc.crystals.structures import ANGLES, ELEMENTS, Cell, Crystals, from_cells, from_flat, has_volume, need, quiet
 from fmwc.errors import DataError, OutputError, pick
 from fmwc.files import write_bytes
 from fmwc.identity import digest, digest_file

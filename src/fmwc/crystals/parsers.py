@@ -1,36 +1,31 @@
-"""Parse structure files, in a separate process that `fmwc.crystals.sandbox` starts and limits.
-
-pymatgen and ASE parse the files. Before parsing, this module checks that a file cannot take all time or memory; after
-parsing, that it describes a crystal. It does not import fmwc, so that the process starts quickly.
-"""
+"""Read structure files (CIF, POSCAR, extended XYZ) with pymatgen and ASE, after a limit of bytes and atoms."""
 
 from __future__ import annotations
 
-import importlib
 import io
-import json
-import os
 import re
-import sys
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-__all__ = ["ANGLES", "ELEMENTS", "MOST_ATOMS", "Cell", "Row", "Unusable", "cell_of", "has_volume", "niggli", "row_of"]
+from fmwc.crystals.structures import ANGLES, ELEMENTS, Candidate, Cell, candidate_of, has_volume, need, one_line, quiet
+from fmwc.errors import DataError, UsageError
+from fmwc.readers import read_bytes
 
-ELEMENTS = 118
-ANGLES = (59.9, 120.1)  # degrees; the angles of a Niggli cell lie between 60 and 120
+__all__ = ["MOST", "MOST_ATOMS", "cell_of", "cells", "niggli", "read_structures", "read_text_of"]
+
+BYTES = 10_000_000  # maximum per file
+CIF_BYTES = 1 << 20  # maximum per structure of training data, which has at most 20 atoms
+MOST = 1_000  # maximum atoms per structure: CHGNet and the comparison of structures take seconds for as many
+MOST_ATOMS = 20  # per cell of the training data, as in MP-20
 SLACK = 0.05  # tolerance of `nearly_niggli`, for ratios of lengths and for cosines
 SAME = 0.01  # Å; atoms of a supercell may differ this much from their copies, because files hold rounded numbers
-MOST_ATOMS = 20  # per cell of the training data, as in MP-20
-LONGEST = 10_000.0  # maximum length of an edge in Å
-STRUCTURES = 1_000_000  # maximum per file
+CHUNK = 50  # structures between two reports of progress
 
-OUT_OF_MEMORY = "reading it takes more memory than the limit per file"
-MEMORY_CODE = 77  # exit code of a process that ran out of memory
 UNREADABLE = "no readable CIF"
 SEVERAL = "several structures in one CIF"
 FORMULA = "atoms that do not add up to the formula of the CIF"
@@ -39,197 +34,112 @@ TOO_MANY = f"more than {MOST_ATOMS} atoms in the cell (its primitive cell may ha
 UNKNOWN = "an unknown element"
 NO_CELL = f"no Niggli cell with angles between {ANGLES[0]}° and {ANGLES[1]}°"
 
-Row = dict[str, Any]  # `numbers`, `coords` and `cell` of a structure, or its `problem`
-
-
-class Unusable(ValueError):
-    """The structure cannot be used, for the reason in the message."""
-
-
-# ---- checks before and after parsing -----------------------------------------------------------------------------
-
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
 _BLOCK = re.compile(r"^\s*data_", re.MULTILINE)  # as pymatgen splits a CIF
-_EDGE = re.compile(r"^\s*_cell_length_([abc])\s+(\S+)", re.MULTILINE | re.IGNORECASE)
 _KIND = re.compile(r"([A-Za-z]{1,2})(\d*\.?\d*[+-]?\d*)")  # Na, Na1+, Fe3+
 
 
-def check_text(text: str) -> None:
-    """Raise if the text contains control characters. Parsers would skip them and read another element."""
-    if match := _CONTROL.search(text):
-        line = text.count("\n", 0, match.start()) + 1
-        raise Unusable(f"line {line} contains a control character ({match[0]!r}), so it is not a text file")
+def read_text_of(path: Path, limit: int = BYTES) -> str:
+    """Return the text of a structure file. Invalid UTF-8, as in names of authors, is replaced."""
+    return read_bytes(path, limit).decode("utf-8-sig", "replace")
 
 
-def check_symbol(symbol: str) -> None:
-    """Raise unless this is the symbol of an element, or D or T, with or without a charge."""
-    from pymatgen.core import Element
-
-    match = _KIND.fullmatch(symbol)
-    if match is None or not Element.is_valid_symbol(match[1].title()):
-        raise Unusable(f"'{symbol[:20]}' is not the symbol of an element")
+# ---- structures ----------------------------------------------------------------------------------------------------
 
 
-def check_row(row: Row, most: int) -> Row:
-    """Return the row; raise if it has too many atoms, or its cell is not finite with a positive volume."""
-    if len(row["numbers"]) > most:
-        raise Unusable(f"it has {len(row['numbers']):,} atoms; the maximum is {most:,}")
-    cell = np.asarray(row["cell"], float).reshape(3, 3)
-    coords = np.asarray(row["coords"], float)
-    if not np.isfinite(cell).all() or not np.isfinite(coords).all() or np.abs(coords).max(initial=0) > 1e6:
-        raise Unusable("its cell or coordinates are not finite numbers, or its angles do not form a cell")
-    edges = np.linalg.norm(cell, axis=1)
-    if not (edges > 0).all() or edges.max() > LONGEST:
-        raise Unusable(
-            f"its cell has edges of {edges.min():.3g} to {edges.max():.3g} Å; the limits are 0 and {LONGEST:g} Å"
-        )
-    if abs(np.linalg.det(cell)) < 1e-9:
-        raise Unusable("its cell has no volume, so it is not a crystal")
-    return row
+def _require_few(count: int) -> None:
+    if not 0 <= count <= MOST:
+        raise DataError(f"it has {count:,} atoms; the maximum is {MOST:,}")
 
 
-def row_of(structure: Any) -> Row:
-    """Return the arrays of a pymatgen structure or of ASE atoms."""
-    if hasattr(structure, "get_scaled_positions"):
-        cell = structure.cell[:]
-        if abs(np.linalg.det(cell)) < 1e-9:
-            raise Unusable("it has no cell, so it is not a crystal")
-        numbers, coords = structure.numbers.tolist(), structure.get_scaled_positions(wrap=False)
-    else:
-        if not structure.is_ordered:
-            raise Unusable("sites are partially occupied or shared by several elements; give an ordered structure")
-        numbers = [int(site.specie.Z) for site in structure]
-        coords, cell = structure.frac_coords, structure.lattice.matrix
-    return {"numbers": numbers, "coords": np.asarray(coords).tolist(), "cell": np.asarray(cell).tolist()}
+def _check_cif(text: str) -> None:
+    """Raise if a CIF has too many sites to parse, or what pymatgen would read as another crystal."""
+    for block in need("pymatgen.io.cif").CifFile.from_str(text).data.values():
+        symbols = block.data.get("_atom_site_type_symbol", [])
+        symbols = [symbols] if isinstance(symbols, str) else symbols
+        _require_few(len(symbols))
+        for symbol in set(symbols):  # pymatgen guesses from their first letters
+            match = _KIND.fullmatch(symbol)
+            if match is None or not need("pymatgen.core").Element.is_valid_symbol(match[1].title()):
+                raise DataError(f"'{symbol[:20]}' is not the symbol of an element")
+        for edge in "abc":  # pymatgen takes the absolute volume of a cell of negative edges
+            length = block.data.get(f"_cell_length_{edge}")
+            if length is not None and not 0 < float(length.partition("(")[0]) < np.inf:
+                raise DataError(f"its cell has an invalid length: {edge} = {length[:20]} Å")
 
 
-# ---- formats -----------------------------------------------------------------------------------------------------
-
-
-def check_cif(text: str, most: int) -> None:
-    """Raise if a CIF block has too many sites to parse, or a cell edge of invalid length."""
-    sites, count = False, 0
-    for line in text.splitlines():
-        words = line.strip().lower()
-        if words.startswith(("_", "loop_", "data_")):
-            sites, count = words.startswith("_atom_site_"), 0
-        elif sites and words:
-            count += 1
-            if count > most:
-                raise Unusable(f"it has more than {most:,} sites, the maximum")
-            if not line.isascii():
-                raise Unusable(f"'{line.strip()[:20]}' does not name an element")
-    for edge, value in _EDGE.findall(text):
-        try:
-            length = float(value.partition("(")[0])
-        except ValueError:
-            continue  # the parser reports it
-        if not 0 < length <= LONGEST:
-            raise Unusable(f"its cell has an invalid length: {edge} = {value[:20]} Å")
-
-
-def cif(text: str, most: int) -> Iterator[Any]:
-    """Yield the structures of a CIF, one block at a time."""
-    from pymatgen.io.cif import CifFile, CifParser
-
+def _cif(text: str) -> list[Any]:
+    parser, found = need("pymatgen.io.cif").CifParser, []
     starts = [match.start() for match in _BLOCK.finditer(text)]
     for begin, end in pairwise([*starts, len(text)]):
         block = text[begin:end]
-        check_cif(block, most)
-        for part in CifFile.from_str(block).data.values():
-            symbols = part.data.get("_atom_site_type_symbol", [])
-            for symbol in {symbols} if isinstance(symbols, str) else set(symbols):
-                check_symbol(symbol)
         if len(starts) == 1 or "_atom_site" in block.lower():  # other blocks contain text
-            yield from CifParser.from_str(block).parse_structures(primitive=False, on_error="raise")
+            _check_cif(block)
+            found += parser.from_str(block).parse_structures(primitive=False, on_error="raise")
+    return found
 
 
-def poscar(text: str, most: int) -> Iterator[Any]:
-    """Yield the structure of a POSCAR, after checking the declared numbers of atoms."""
-    from pymatgen.io.vasp.inputs import Poscar
-
-    lines = text.splitlines()
-    for line in lines[5:7]:
+def _poscar(text: str) -> list[Any]:
+    for line in text.splitlines()[5:7]:
         words = line.split("!")[0].split()
-        if words and all(re.fullmatch(r"[+-]?\d+", word) for word in words):
-            counts = [int(word) if len(word) < 10 else 10**10 for word in words]
-            if min(counts) < 0 or sum(counts) > most:
-                raise Unusable(f"it declares {' '.join(words)[:40]} atoms; the total must be 1 to {most:,}")
-            if sum(counts) > len(lines):
-                raise Unusable(f"truncated: it declares {sum(counts)} atoms, but has {len(lines)} lines")
-            break
-    parsed = Poscar.from_str(text)
+        if words and all(re.fullmatch(r"[+-]?\d{1,18}", word) for word in words):
+            for count in (*map(int, words), sum(map(int, words))):
+                _require_few(count)
+    parsed = need("pymatgen.io.vasp.inputs").Poscar.from_str(text)
     if not parsed.true_names:
-        raise Unusable("it does not name its elements (VASP 4); add a line of symbols before the counts")
-    yield parsed.structure
+        raise DataError("it does not name its elements (VASP 4); add a line of symbols before the counts")
+    return [parsed.structure]
 
 
-def xyz(text: str, most: int) -> Iterator[Any]:
-    """Yield the frames of an extended XYZ file. Frames before a broken one are kept."""
-    from ase.io import read
-
-    lines = text.splitlines(keepends=True)
-    start = 0
-    while start < len(lines):
-        first = lines[start].strip()
-        if not first:
-            start += 1
-            continue
-        if not re.fullmatch(r"\d{1,9}", first):
-            raise Unusable(f"line {start + 1} must be a number of atoms, not '{first[:20]}'")
-        if (count := int(first)) > most:
-            raise Unusable(f"line {start + 1} declares {count:,} atoms; the maximum is {most:,}")
-        end = start + 2 + count
-        if end > len(lines):
-            raise Unusable(f"truncated: it declares {count} atoms, but has {max(0, len(lines) - start - 2)}")
-        yield read(io.StringIO("".join(lines[start:end])), format="extxyz")
-        start = end
+def _xyz(text: str) -> list[Any]:
+    for count in re.findall(r"^\s*(\d{4,})\s*$", text, re.MULTILINE):  # ASE reads as many lines, whether they exist
+        _require_few(int(count[:18]))
+    return list(need("ase.io").read(io.StringIO(text), index=":", format="extxyz"))
 
 
-FORMATS: dict[str, Callable[[str, int], Iterator[Any]]] = {"cif": cif, "poscar": poscar, "xyz": xyz}
+FORMATS: dict[str, Callable[[str], list[Any]]] = {"cif": _cif, "poscar": _poscar, "xyz": _xyz}
 
 
-def parse(kind: str, text: str, most: int) -> Iterator[Row]:
-    """Yield each structure of a text. A problem with the text itself ends the iteration."""
-    count = 0
+def _plain(text: str) -> str:
+    """Return a text as ASCII; raise if it contains control characters. Parsers would drop either, and read another
+    element."""
+    if match := _CONTROL.search(text):
+        line = text.count("\n", 0, match.start()) + 1
+        raise DataError(f"line {line} contains a control character ({match[0]!r}), so it is not a text file")
+    return text.encode("ascii", "replace").decode()
+
+
+def read_structures(kind: str, text: str, name: str = "structure") -> list[Candidate]:
+    """Return the structures of a text as candidates; the `problem` of one says why it cannot be read.
+
+    Arguments:
+        kind: `"cif"`, `"poscar"` or `"xyz"`.
+        text: The content of a file.
+        name: The name of the candidate; several are named `name#0`, `name#1`, ….
+    """
+    read = FORMATS[kind]
     try:
-        check_text(text)
-        for structure in FORMATS[kind](text, most):
-            if count == STRUCTURES:
-                raise Unusable(f"it contains more than {STRUCTURES:,} structures; split it")
-            count += 1
-            try:
-                yield check_row(row_of(structure), most)
-            except Unusable as error:  # affects only this structure
-                yield {"problem": str(error)}
-    except MemoryError:
-        yield {"problem": OUT_OF_MEMORY}
-    except Unusable as error:
-        yield {"problem": str(error)}
+        with quiet():
+            found = read(_plain(text))
+        if not found:
+            raise DataError("it contains no structure")
+    except DataError as error:
+        return [Candidate(name, problem=str(error))]
+    except UsageError:  # pymatgen or ASE is missing
+        raise
     except Exception as error:  # malformed files fail in many ways
-        words = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".removesuffix(": ")
-        yield {"problem": f"it cannot be read: {words}"}
-    else:
-        if not count:
-            yield {"problem": "it contains no structure"}
+        return [Candidate(name, problem=f"it cannot be read: {one_line(error)}")]
+    names = [name] if len(found) == 1 else [f"{name}#{i}" for i in range(len(found))]
+    return [_bounded(candidate_of(structure, name)) for structure, name in zip(found, names, strict=True)]
 
 
-# ---- cells of training data --------------------------------------------------------------------------------------
+def _bounded(candidate: Candidate) -> Candidate:
+    if (atoms := len(candidate)) <= MOST:
+        return candidate
+    return replace(candidate, problem=f"it has {atoms:,} atoms; the maximum is {MOST:,}")
 
 
-class Cell(NamedTuple):
-    """A structure whose lattice is given by lengths and angles, as in CDVAE's preprocessing."""
-
-    numbers: np.ndarray  # (A,)
-    coords: np.ndarray  # (A, 3) in [0, 1]
-    lengths: np.ndarray  # (3,) Å
-    angles: np.ndarray  # (3,) degrees
-
-
-def has_volume(angles: np.ndarray) -> np.ndarray:  # (*, 3) -> (*)
-    """Return whether three angles form a cell: (V/abc)² = 1 + 2 cos α cos β cos γ − Σ cos² must be positive."""
-    cosines = np.cos(np.radians(np.asarray(angles, np.float64)))
-    return 1 + 2 * cosines.prod(-1) - (cosines**2).sum(-1) > 1e-6
+# ---- cells of training data ----------------------------------------------------------------------------------------
 
 
 def nearly_niggli(lattice: Any, reduced: Any) -> bool:
@@ -307,81 +217,40 @@ def niggli(text: str, *, keep: bool = False) -> Cell | str:
         text: The CIF.
         keep: Whether to keep a cell that is nearly a Niggli cell, and the order of the atoms in the file.
     """
-    from pymatgen.io.cif import CifFile, CifParser
-
-    with warnings.catch_warnings():
-        # Warnings concern rounded coordinates, assumed symmetry and quoting; the check of the formula is decisive.
-        warnings.simplefilter("ignore")
-        try:
-            check_text(text)
-            check_cif(text, 50 * MOST_ATOMS)
-            parser = CifParser.from_str(text, check_cif=False)
-            structures = parser.parse_structures(primitive=False, on_error="ignore")
-            amiss = parser.check(structures[0]) or ""
-            labels = next(iter(CifFile.from_str(text).data.values())).data.get("_atom_site_label", []) if keep else []
-        except Exception:  # malformed files fail in many ways
-            return UNREADABLE
-        if len(structures) > 1:
-            return SEVERAL
-        if amiss.startswith("Incorrect stoichiometry") or "from PMG structure" in amiss:  # such as missing hydrogen
-            return FORMULA if structures[0].is_ordered else DISORDERED
-        if not keep:
-            return cell_of(structures[0])
-        place = {label: i for i, label in enumerate(labels)}
-        return cell_of(structures[0].from_sites(sorted(structures[0], key=lambda s: place.get(s.label, 0))), keep=True)
-
-
-# ---- the program -------------------------------------------------------------------------------------------------
-
-
-def bound_memory(more: int) -> None:
-    """Limit the memory of this process to `more` bytes beyond its current use, if the platform supports it."""
+    cif = need("pymatgen.io.cif")
     try:
-        import resource
-
-        with open("/proc/self/statm") as file:
-            used = int(file.read().split()[0]) * resource.getpagesize()
-        _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        wanted = used + more
-        resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
-    except (ImportError, OSError, ValueError):
-        return
-
-
-def answers(kind: str, text: str, most: int) -> Iterator[Any]:
-    """Yield the answers to a request: one row per structure, or one cell for the kinds `niggli` and `own cell`."""
-    if kind in FORMATS:
-        yield from parse(kind, text, most)
-        return
-    cell = niggli(text, keep=kind == "own cell")
-    yield cell if isinstance(cell, str) else [part.tolist() for part in cell]
+        text = _plain(text)
+        _check_cif(text)
+        parser = cif.CifParser.from_str(text, check_cif=False)
+        structures = parser.parse_structures(primitive=False, on_error="ignore")
+        amiss = parser.check(structures[0]) or ""
+        labels = next(iter(cif.CifFile.from_str(text).data.values())).data.get("_atom_site_label", []) if keep else []
+    except Exception:  # malformed files fail in many ways
+        return UNREADABLE
+    if len(structures) > 1:
+        return SEVERAL
+    if amiss.startswith("Incorrect stoichiometry") or "from PMG structure" in amiss:  # such as missing hydrogen
+        return FORMULA if structures[0].is_ordered else DISORDERED
+    if not keep:
+        return cell_of(structures[0])
+    place = {label: i for i, label in enumerate(labels)}
+    return cell_of(structures[0].from_sites(sorted(structures[0], key=lambda s: place.get(s.label, 0))), keep=True)
 
 
-def main() -> None:
-    """Answer requests with JSON lines: one line per structure as it is read, then one with `end`."""
-    out = os.fdopen(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discard what libraries print
-    warnings.simplefilter("ignore")
-    missing = ""
-    try:
-        for library in ("ase.io.extxyz", "pymatgen.io.cif", "pymatgen.io.vasp.inputs"):
-            importlib.import_module(library)
-    except ImportError as error:
-        missing = str(error) or type(error).__name__
+def cells(
+    texts: Sequence[str], progress: Callable[[int, int], None] | None = None, *, keep: bool = False
+) -> list[Cell | str]:
+    """Return the Niggli cell of the structure in each CIF, or the reason why it cannot be used.
 
-    def answer(message: Any) -> None:
-        out.write(json.dumps(message).encode() + b"\n")
-        out.flush()
-
-    try:
-        bound_memory(int(sys.argv[1]))  # in addition to the libraries
-        for line in sys.stdin.buffer:
-            for message in () if missing else answers(**json.loads(line)):
-                answer(message)
-            answer({"end": missing})
-    except MemoryError:  # while reading a request
-        os._exit(MEMORY_CODE)
-
-
-if __name__ == "__main__":
-    main()
+    Arguments:
+        texts: The CIFs.
+        progress: Called with the number done and the total.
+        keep: Whether to keep cells that are nearly Niggli cells, as a flow draws them, and the order of their atoms.
+    """
+    outcomes: list[Cell | str] = []
+    for text in texts:
+        with quiet():  # of rounded coordinates and assumed symmetry; the check of the formula is decisive
+            outcomes.append(UNREADABLE if len(text) > CIF_BYTES else niggli(text, keep=keep))
+        if progress and (len(outcomes) % CHUNK == 0 or len(outcomes) == len(texts)):
+            progress(len(outcomes), len(texts))
+    return outcomes

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fmwc.crystals.parsers import ANGLES, ELEMENTS, Cell, Row, Unusable, row_of
 from fmwc.errors import DataError, ShapeError, UsageError
 from fmwc.sampling import Trajectory
 
@@ -30,6 +29,7 @@ __all__ = [
     "DOUBT",
     "ELEMENTS",
     "Candidate",
+    "Cell",
     "Crystals",
     "Key",
     "Neighbours",
@@ -45,7 +45,7 @@ __all__ = [
     "formula_of",
     "from_cells",
     "from_flat",
-    "from_row",
+    "has_volume",
     "key_of",
     "need",
     "needle",
@@ -95,6 +95,8 @@ def one_line(error: Exception) -> str:
 # ---- states ----------------------------------------------------------------------------------------------------------
 # Crystals as tensors, padded with atoms of number 0, and as states of a flow.
 
+ELEMENTS = 118
+ANGLES = (59.9, 120.1)  # degrees; the angles of a Niggli cell lie between 60 and 120
 BITS = 7  # bits of Z − 1, enough for 118 elements
 CHANNELS = ("type", "coord", "lattice")  # channels of a state
 DOUBT = "atom_doubt"  # evidence with one value per atom
@@ -138,6 +140,21 @@ class Crystals:
             rows = rows.nonzero()[:, 0]
         tensors = {f.name: getattr(self, f.name)[rows] for f in fields(self) if f.name != "names"}
         return Crystals(**tensors, names=tuple(self.names[i] for i in rows.tolist()))
+
+
+class Cell(NamedTuple):
+    """A structure whose lattice is given by lengths and angles, as in CDVAE's preprocessing."""
+
+    numbers: np.ndarray  # (A,)
+    coords: np.ndarray  # (A, 3) in [0, 1]
+    lengths: np.ndarray  # (3,) Å
+    angles: np.ndarray  # (3,) degrees
+
+
+def has_volume(angles: np.ndarray) -> np.ndarray:  # (*, 3) -> (*)
+    """Return whether three angles form a cell: (V/abc)² = 1 + 2 cos α cos β cos γ − Σ cos² must be positive."""
+    cosines = np.cos(np.radians(np.asarray(angles, np.float64)))
+    return 1 + 2 * cosines.prod(-1) - (cosines**2).sum(-1) > 1e-6
 
 
 def pad(counts: Tensor, flat: Tensor, width: int) -> Tensor:  # (N,), (ΣA, *) -> (N, width, *)
@@ -366,24 +383,22 @@ class Candidate:
         return atoms
 
 
-def from_row(name: str, row: Row) -> Candidate:
-    """Return the candidate of a parsed structure, or of its problem."""
-    if "problem" in row:
-        return Candidate(name, problem=row["problem"])
-    coords, cell = np.array(row["coords"], float).reshape(-1, 3), np.array(row["cell"], float)
-    return Candidate(name, np.array(row["numbers"], int), coords, cell)
-
-
 def candidate_of(structure: Any, name: str) -> Candidate:
     """Return the candidate of a pymatgen structure or of ASE atoms."""
-    if not hasattr(structure, "get_scaled_positions") and not hasattr(structure, "is_ordered"):
+    if hasattr(structure, "get_scaled_positions"):
+        cell, numbers = np.array(structure.cell[:]), structure.numbers
+        if not np.isfinite(cell).all() or abs(np.linalg.det(cell)) < 1e-9:
+            return Candidate(name, problem="it has no cell, so it is not a crystal")
+        return Candidate(name, np.array(numbers), structure.get_scaled_positions(wrap=False), cell)
+    if not hasattr(structure, "is_ordered"):
         raise DataError(
             f"a structure must be a pymatgen structure, ASE atoms or a row of Crystals, not {type(structure).__name__}"
         )
-    try:
-        return from_row(name, row_of(structure))
-    except Unusable as error:
-        return Candidate(name, problem=str(error))
+    if not structure.is_ordered:
+        problem = "sites are partially occupied or shared by several elements; give an ordered structure"
+        return Candidate(name, problem=problem)
+    numbers = np.array([int(site.specie.Z) for site in structure], int)
+    return Candidate(name, numbers, np.array(structure.frac_coords, float), np.array(structure.lattice.matrix, float))
 
 
 def candidates(structures: Crystals | Sequence[Any]) -> list[Candidate]:

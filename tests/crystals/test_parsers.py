@@ -1,13 +1,11 @@
-"""The reader of structure files: files that are too large, too slow or malformed give a row with the reason."""
+"""The reader of structure files: files that are too large or malformed give a row with the reason."""
 
 import os
-import signal
-import threading
 
 import numpy as np
 import pytest
 
-from fmwc.crystals import read, sandbox
+from fmwc.crystals import parsers, read
 
 pytest.importorskip("pymatgen.core")
 pytest.importorskip("ase")
@@ -54,21 +52,20 @@ GOOD = {
 BAD = {
     "nul.cif": (cif(sites="Na1 N\0a 0 0 0"), "control character"),
     "other.cif": (cif(sites="Na1 N\x01a 0 0 0"), "control character"),
-    "byte.cif": (cif(sites="Na1 Na 0 0 0").encode().replace(b" Na ", b" N\xffa "), "does not name an element"),
+    "byte.cif": (cif(sites="Na1 Na 0 0 0").encode().replace(b" Na ", b" N\xffa "), "not the symbol of an element"),
     "element.cif": (cif(sites="Na1 Zz 0 0 0"), "not the symbol of an element"),
     "negative.cif": (cif(a="-4"), "invalid length: a = -4"),
     "zero.cif": (cif(a="0.0(1)"), "invalid length: a = 0.0"),
     "nan.cif": (cif(a="nan"), "invalid length: a = nan"),
-    "long.cif": (cif(a="1e9"), "invalid length: a = 1e9"),
     "angle.cif": (cif(beta="0"), "it cannot be read|not finite|do not form a cell|edges"),
-    "sites.cif": (cif(a="400", sites=many(sandbox.MOST + 1)), "more than 1,000 sites"),
-    "claims.poscar": (POSCAR.format(symbols="Na Cl", counts="1 1000000000"), "declares 1 1000000000 atoms"),
-    "negative.poscar": (POSCAR.format(symbols="Na Cl", counts="-1 3"), "declares -1 3 atoms"),
-    "cut.poscar": (POSCAR.format(symbols="Na Cl", counts="1 900"), "truncated"),
+    "sites.cif": (cif(a="400", sites=many(parsers.MOST + 1)), "has 1,001 atoms"),
+    "claims.poscar": (POSCAR.format(symbols="Na Cl", counts="1 1000000000"), "1,000,000,000 atoms"),
+    "negative.poscar": (POSCAR.format(symbols="Na Cl", counts="-1 3"), "-1 atoms"),
+    "cut.poscar": (POSCAR.format(symbols="Na Cl", counts="1 900"), "cannot be read"),
     "nameless.poscar": (POSCAR.format(symbols="1 1", counts="").replace("\n\n", "\n"), "does not name its elements"),
-    "claims.xyz": (XYZ.format(count=10**8, lattice=CUBE), "declares 100,000,000 atoms"),
-    "more.xyz": (XYZ.format(count=10**30, lattice=CUBE), "must be a number of atoms"),
-    "cut.xyz": (XYZ.format(count=3, lattice=CUBE), "truncated: it declares 3 atoms, but has 2"),
+    "claims.xyz": (XYZ.format(count=10**8, lattice=CUBE), "100,000,000 atoms"),
+    "more.xyz": (XYZ.format(count=10**30, lattice=CUBE), "atoms; the maximum"),
+    "cut.xyz": (XYZ.format(count=3, lattice=CUBE), "cannot be read"),
     "flat.xyz": (XYZ.format(count=2, lattice="4 0 0 0 4 0 0 0 0"), "no cell"),
     "nan.xyz": (XYZ.format(count=2, lattice="nan 0 0 0 4 0 0 0 4"), "cell"),
     "empty.cif": ("", "no structure"),
@@ -87,7 +84,7 @@ def test_good_files_are_read_among_bad_ones(tmp_path):
     os.mkfifo(tmp_path / "fifo.cif")
     os.symlink("nowhere", tmp_path / "dangling.cif")
     with (tmp_path / "huge.cif").open("wb") as file:
-        file.truncate(sandbox.BYTES + 1)  # sparse
+        file.truncate(parsers.BYTES + 1)  # sparse
     found = {one.name: one for one in read(tmp_path)}
     for name in GOOD:
         assert found[name].problem == ""
@@ -109,47 +106,3 @@ def test_file_names_that_are_not_unicode(tmp_path):
     (one,) = read(tmp_path)
     assert one.problem == ""
     assert one.name.isprintable()
-
-
-def test_slow_files_do_not_stop_others(tmp_path, monkeypatch):
-    """The middle file would take minutes: 900 sites in a space group of 192 operations."""
-    operations = "\n".join(f"'x+{i / 200},y,z'" for i in range(192))
-    slow = cif(a="400", sites=many(900)) + f"\nloop_\n_symmetry_equiv_pos_as_xyz\n{operations}\n"
-    for name, text in {"1.cif": cif(), "2.cif": slow, "3.cif": cif()}.items():
-        write(tmp_path, name, text)
-    monkeypatch.setattr(sandbox, "_SHARED", sandbox._Process())
-    read([tmp_path / "1.cif"])  # loads the libraries
-    process = sandbox._SHARED._process
-    rows = sandbox.read_structures("cif", slow, seconds=0.0)
-    assert "takes more than" in rows[0]["problem"]
-    assert process.wait(10) == -signal.SIGKILL
-    assert sandbox.read_structures("cif", cif())[0]["numbers"] == [11, 17]
-    sandbox._SHARED.close()
-
-
-def test_crashes_and_memory_limit(monkeypatch):
-    monkeypatch.setattr(sandbox, "_SHARED", sandbox._Process())
-    monkeypatch.setattr(sandbox, "MEMORY", 64 << 20)
-    sandbox.read_structures("cif", cif())
-    process = sandbox._SHARED._process
-    os.kill(process.pid, signal.SIGSEGV)
-    process.wait()
-    assert sandbox.read_structures("cif", cif())[0]["numbers"] == [11, 17]  # by a new process
-    frame = XYZ.format(count=2, lattice=CUBE)
-    assert "memory" in sandbox.read_structures("xyz", frame * 400_000)[-1]["problem"]
-    assert sandbox.read_structures("xyz", frame)[0]["numbers"] == [11, 17]
-    sandbox._SHARED.close()
-
-
-def test_threads_share_a_process(tmp_path):
-    found = {}
-
-    def work(i):
-        found[i] = sandbox.read_structures("poscar", POSCAR.format(symbols="Na Cl", counts="1 1"))
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(found[i][0]["numbers"] == [11, 17] for i in range(4))
