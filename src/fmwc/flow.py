@@ -298,7 +298,7 @@ class Space:
 
         def draw(name: str) -> Tensor:
             channel = self.channels[name]
-            like = torch.empty(count, *channel.shape, device=device)
+            like = torch.empty(count, *channel.shape, dtype=torch.float32, device=device)  # whatever the default is
             x0 = channel.manifold.projx(NOISES[channel.noise](channel, randomness, like))
             return x0 * self.present[name] if name in self.present else x0
 

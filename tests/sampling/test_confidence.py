@@ -44,7 +44,7 @@ def test_one_sample_of_a_fresh_field_has_no_confidence_and_says_why(mlp):
     assert run.confidence is None
     assert "fit_confidence" in run.withheld
     assert "\n" not in run.withheld
-    assert run.rank.tolist() == [0.0]  # no other sample is more doubtful
+    assert run.rank.tolist() == [0.5]  # nothing is known
 
 
 OTHERWISE = {
@@ -114,7 +114,7 @@ def test_confidence_does_not_depend_on_the_batch(field):
     for i in range(7):
         alone = sample(field, 1, steps=10, config=SamplingConfig(first=i))
         torch.testing.assert_close(alone.confidence, together.confidence[i : i + 1], rtol=0, atol=0.011)
-        assert alone.rank.tolist() == [0.0]
+        assert alone.rank.tolist() == [0.5]
 
 
 def test_constant_scores_are_not_ranked(mlp):

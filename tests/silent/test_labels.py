@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from fmwc.calibration import labels_choose
 from fmwc.errors import UsageError
 from fmwc.metrics.ranking import auprc, rate
 from fmwc.sampling import Reference, Trajectory, read_with, sample
+from fmwc.screening import results
+from fmwc.uses.filter import choose
 from fmwc.uses.risk import reliability, risk_control
 from tests.checks.test_calibration import Points, circle
 from tests.conftest import mlp_field
@@ -157,7 +160,7 @@ def test_random_labels_withhold_confidence(at_random):
 
 def test_random_labels_do_not_choose_another_score(at_random):
     first = labelled_by(None).score
-    assert sum(not reference.withheld and reference.score != first for reference in at_random) <= 2
+    assert sum(reference.score != first for reference in at_random) <= 2
 
 
 def test_random_labels_choose_a_score_no_more_often_than_stated():
@@ -189,3 +192,33 @@ def test_another_score_must_be_clearly_better_than_a_good_one():
     near, better = good + 0.1 * torch.randn(300, generator=draw), good + 2 * failed
     assert labels_choose({"good": good, "near": near}, failed, "good")[0] == "good"
     assert labels_choose({"good": good, "better": better}, failed, "good")[0] == "better"
+
+
+# ---- ranks -----------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_known_of_the_rank_of_a_single_sample():
+    run = run_of(5)
+    assert run_of(1).rank.tolist() == [0.5]
+    assert torch.equal(run.take(torch.tensor([3])).rank, run.rank[3:4])  # among the five
+
+
+@pytest.mark.parametrize("score", [[3.0, 1.0, 2.0], [2.0, 1.0, 1.0], [4.0]], ids=str)
+def test_the_page_of_a_campaign_ranks_like_a_run(score, monkeypatch):
+    count, shown = len(score), {}
+    monkeypatch.setattr(results, "gallery", lambda *given, **options: shown.update(options))
+    columns = {"score": score, "x": [[0.0, 1.0]] * count}
+    best = results.Best(results.pa.table(columns), {}, count, None)
+    results._gallery(SimpleNamespace(identity={"shapes": {"x": [2]}}, kind="points"), best, {})
+    run = dataclasses.replace(run_of(count), scores=torch.tensor(score, dtype=torch.float64))
+    np.testing.assert_allclose(shown["level"], run.rank)
+
+
+def test_equal_scores_choose_no_sample():
+    equal = run_of(4, scores=torch.full((4,), 0.25))
+    score = equal.score()
+    for choice in (lambda: equal.surest(0.5), lambda: choose(score, keep=0.5), lambda: choose(score, budget=1)):
+        with pytest.raises(UsageError, match="rank"):
+            choice()
+    assert choose(score, keep=1.0).tolist() == [0, 1, 2, 3]
+    assert choose(score, threshold=0.3).tolist() == [0, 1, 2, 3]

@@ -5,6 +5,7 @@ Samples are read from files of fmwc, arrays, images in folders named by class, o
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from fmwc.report.images import contest_text
 from fmwc.report.reports import checks_page
 from fmwc.report.run import confidence_source
 from fmwc.sampling import Trajectory
+from fmwc.sampling.trajectory import ranked_among, require_varied
 from fmwc.state import State, batch_size, tree_map
 
 __all__ = ["KINDS", "Inputs", "check_samples", "kind_of", "read_inputs"]
@@ -293,10 +295,11 @@ def _crystals(path: Path, atoms: int) -> Inputs:
 def _table(inputs: Inputs, result: CheckResult) -> dict[str, list[Any]]:
     """Return one row per sample: its conditions and the results of the check."""
     score = result.score.cpu()
-    higher = torch.searchsorted(score.sort().values, score, right=True)
     table: dict[str, list[Any]] = {"name": inputs.names}
     table |= {name: value.tolist() for name, value in inputs.cond.items() if value.ndim == 1}
-    table |= {"score": score.tolist(), "rank": (1 - higher / len(score)).tolist()}
+    table["score"] = score.tolist()
+    with suppress(UsageError):  # equal scores have no ranks
+        table["rank"] = ranked_among(score, require_varied(score.sort().values)).tolist()
     if result.error is not None:
         table["standard_error"] = result.error.tolist()
     if result.confidence is not None:

@@ -593,10 +593,13 @@ class Trajectory:
 
     @property
     def rank(self) -> Tensor:  # (B,)
-        """Rank in [0, 1], high = trust: the share of the samples of this run with a higher score."""
+        """Rank in [0, 1], high = trust: the share of the samples of this run with a higher score.
+
+        0.5 for the sample of a run of one, which nothing is known of.
+        """
         score = self.score()
         among = score.sort().values if self.ranks is None else self.ranks
-        return _share_above(score, require_varied(among, self.default_score))
+        return ranked_among(score, require_varied(among, self.default_score))
 
     # ---- parts of a run ----
 
@@ -730,6 +733,11 @@ def _per_sample(runs: Sequence[Trajectory], f: Callable[..., Tensor]) -> dict[st
             tree_map(partial(f, 0), *states) for states in zip(*(run.states or [] for run in runs), strict=True)
         ]
     return changes
+
+
+def ranked_among(score: Tensor, among: Tensor) -> Tensor:  # (B,), (N,) -> (B,)
+    """Return the rank of each score among the sorted scores of a run: the share above it, 0.5 in a run of one."""
+    return _share_above(score, among) if len(among) > 1 else torch.full_like(score, 0.5)
 
 
 def _share_above(score: Tensor, reference: Tensor) -> Tensor:  # (B,), (N,) -> (B,)

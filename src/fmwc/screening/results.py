@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import torch
 
 from fmwc.cli.sample import write_rows
 from fmwc.crystals.files import links_to, write_structures
@@ -26,6 +27,7 @@ from fmwc.report.gallery import UNKNOWN, gallery
 from fmwc.report.page import Section, Tile, png, write_page
 from fmwc.report.reports import closing, kind_of
 from fmwc.report.table import Table
+from fmwc.sampling.trajectory import ranked_among
 from fmwc.screening.blocks import Spent, read_rows
 from fmwc.screening.campaign import Campaign
 from fmwc.screening.rows import CONFIDENCE, CRYSTALS, INDEX, SCORE, candidates_of, names_of, samples_of
@@ -254,7 +256,11 @@ def _gallery(campaign: Campaign, best: Best, columns: Mapping[str, Sequence[Any]
     else:
         return []
     score, label = rows[SCORE].to_numpy(), CONFIDENCE if CONFIDENCE in best.columns else "rank"
-    level = rows[CONFIDENCE].to_numpy() if label == CONFIDENCE else 1 - score.argsort().argsort() / len(score)
+    if label == CONFIDENCE:
+        level = rows[CONFIDENCE].to_numpy()
+    else:
+        values = torch.tensor(score)
+        level = ranked_among(values, values.sort().values).numpy()
     failed = None
     if best.good is not None:
         failed = np.array([UNKNOWN if good is None else not good for good in best.columns[verdict]])

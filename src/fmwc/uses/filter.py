@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fmwc.errors import ShapeError, UsageError, require_finite
+from fmwc.sampling.trajectory import require_varied
 
 __all__ = ["choose", "ranks"]
 
@@ -18,6 +19,7 @@ def choose(
 ) -> Tensor:  # (K,)
     """Return the indices of the samples with the lowest scores, in the order of the run.
 
+    Scores that are the same for all samples choose none of them, so `keep` and `budget` then raise an error.
     Exactly one of `keep`, `budget` and `threshold` must be given.
 
     Arguments:
@@ -44,6 +46,8 @@ def choose(
     assert budget is not None
     if not 1 <= budget <= count:
         raise UsageError(f"budget must be between 1 and the number of samples, {count}, got {budget}")
+    if budget < count:
+        require_varied(score)
     return score.argsort(stable=True)[:budget].sort().values
 
 
