@@ -266,6 +266,11 @@ def blame_conditions(error: Exception, cond: dict[str, Any], count: int) -> None
     for name, value in cond.items():
         kind = type(value).__name__
         if isinstance(value, Tensor):
+            if value.dtype == torch.bool and "Bool" in text:
+                raise UsageError(
+                    f"the network does not accept True and False as condition '{name}' ({reason}); give numbers: "
+                    f"cond={{'{name}': values.long()}}"
+                ) from error
             rows = value.shape[0] if value.ndim else 1
             if rows != count and re.search(rf"(?<!\d){rows}(?!\d)", text):
                 raise ShapeError(
@@ -273,10 +278,10 @@ def blame_conditions(error: Exception, cond: dict[str, Any], count: int) -> None
                     f"({reason})"
                 ) from error
         elif isinstance(error, (AttributeError, TypeError)) and re.search(rf"\b{kind}\b", text):
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
+            if isinstance(value, (int, float)):
                 raise UsageError(
                     f"the network does not accept the number {name}={value} ({reason}); give one per sample: "
-                    f"cond={{'{name}': torch.full(({count},), {value})}}"
+                    f"cond={{'{name}': torch.full(({count},), {value:g})}}"
                 ) from error
             if isinstance(value, (list, tuple, np.ndarray)):
                 raise UsageError(

@@ -249,7 +249,8 @@ def _given_rivals(cond: Mapping[str, Any], rivals: Mapping[str, Any]) -> tuple[s
     like = torch.as_tensor(cond[name])
     if isinstance(given, (int, np.integer)):
         number = as_whole(given, f"the number of rivals of '{name}'", 2)
-        return name, torch.arange(number, dtype=like.dtype, device=like.device)
+        kind = None if like.dtype == torch.bool else like.dtype  # bools are refused as values of a contest
+        return name, torch.arange(number, dtype=kind, device=like.device)
     try:
         values = torch.as_tensor(given, device=like.device)
     except (TypeError, ValueError, RuntimeError) as error:

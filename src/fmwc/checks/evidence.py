@@ -473,8 +473,13 @@ def is_text(value: Any) -> bool:
 def as_values(values: Any, rivals: Any, device: Any = None) -> tuple[Tensor, Tensor, list[str]]:
     """Return the samples' values and the rivals as tensors. Texts become indices into the returned list."""
     if not is_text(rivals):
-        value = torch.as_tensor(values)
-        return value, torch.as_tensor(rivals).to(value.device, value.dtype), []
+        value, known = torch.as_tensor(values), torch.as_tensor(rivals)
+        if not value.ndim or (value.dtype == torch.bool) != (known.dtype == torch.bool):
+            kind = str(known.dtype).removeprefix("torch.")
+            raise UsageError(
+                f"a contest needs one value per sample, of the type {kind} of its rivals; got {values!r:.60}"
+            )
+        return value, known.to(value.device, value.dtype), []
     texts = list(dict.fromkeys([*rivals, *values]))
     value, others = (torch.tensor([texts.index(one) for one in several], device=device) for several in (values, rivals))
     return value, others, texts

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -80,8 +80,17 @@ def _rows(path: Path) -> list[list[str]]:
 def _parquet_rows(path: Path) -> list[list[str]]:
     need("pyarrow")
     table = read_parquet(path)
-    columns = [["" if value is None else str(value) for value in column.to_pylist()] for column in table.columns]
+    named = zip(table.column_names, table.columns, strict=True)
+    columns = [_texts(column, f"column '{shown(name)[:60]}' of {shown(path)}") for name, column in named]
     return [table.column_names, *map(list, zip(*columns, strict=True))]
+
+
+def _texts(column: Any, what: str) -> list[str]:
+    """Return the cells of a column as text; raise if Python has no such values: dates may be out of its range."""
+    try:
+        return ["" if value is None else str(value) for value in column.to_pylist()]
+    except (need("pyarrow").ArrowException, LookupError, OverflowError, ValueError) as error:
+        raise DataError(f"{what} cannot be read as text ({str(error)[:100]}); leave it out") from error
 
 
 def _require_unique(names: Sequence[str], where: str) -> None:

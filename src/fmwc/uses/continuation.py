@@ -190,7 +190,8 @@ def _require_undetermined(config: SamplingConfig, others: Mapping[str, Any]) -> 
     for name in others:
         if name not in {"steps", "x0", "schedule", "transport"}:
             raise TypeError(f"continue_from() got an unexpected keyword argument '{name}'")
-    set_fields = [f.name for f in fields(config) if getattr(config, f.name) is not f.default]
+    given = {f.name: (getattr(config, f.name), f.default) for f in fields(config)}
+    set_fields = [n for n, (value, default) in given.items() if isinstance(value, Tensor) or value != default]
     for name in [*others, *set_fields]:
         if name not in CONFIGURABLE:
             raise UsageError(f"{name} is determined by the run; leave it out")
