@@ -60,7 +60,9 @@ def study(
     if not uses:
         return None
     about = {"setting": experiment.name, "steps": STEPS, "seeds": list(seeds), "judged_by": judged_by}
-    numbers, origins, judged = {}, {}, {}
+    numbers: dict[str, Any] = {}
+    origins: dict[str, Any] = {}
+    judged: dict[str, dict[int, dict[str, tuple[Drawn, Outcome]]]] = {}
     for use in uses:
         drawing, evaluate = READINGS[use]
         if drawing not in judged:
