@@ -18,7 +18,7 @@
 #     cat draw.tar.* | tar x -C runs
 #     python -m experiments reproduce crystals --set flow=crystals --only read:retrofit,read:hutchinson --out runs/draw/reproduce
 #     cat study.tar.* | tar x -C runs
-#     python -m experiments study crystals --only read:filter,read:trust,read:edit,read:steps,read:rewind --out runs/study
+#     python -m experiments study crystals --only read:filter,read:trust,read:edit,read:steps --out runs/study
 set -uo pipefail
 part=$1 out=$3
 export FMWC_COMMIT=$2 PYTHONPATH=$PWD/src:$PWD PYTHONUNBUFFERED=1 OMP_NUM_THREADS=2
@@ -70,8 +70,8 @@ draw)
     ;;
 study)
     judging
-    crystals 560 study crystals --set replicates=8 --only draw:edit,draw:steps,draw:rewind,draw:samples --out "$work/study"
-    [ ! -d "$work/site" ] || crystals $((585 - SECONDS)) study crystals --only read:filter,read:trust,read:edit,read:steps,read:rewind --out "$work/study"
+    crystals 560 study crystals --set replicates=8 --only draw:edit,draw:steps,draw:samples --out "$work/study"
+    [ ! -d "$work/site" ] || crystals $((585 - SECONDS)) study crystals --only read:filter,read:trust,read:edit,read:steps --out "$work/study"
     bring study
     ;;
 crystals | mnist)

@@ -286,7 +286,7 @@ def study(
     ] = "",
     sizes: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Samples per seed: samples=…,edited=…,replicates=…,swept=…,rewound=…,guided=…"),
+        typer.Option("--set", help="Samples per seed: samples=…,edited=…,replicates=…,swept=…,guided=…"),
     ] = None,
     checkpoint: CheckpointName = "",
     data: Data = "",
@@ -295,7 +295,7 @@ def study(
 ) -> None:
     """Measure each use of confidence; resumes if interrupted.
 
-    Compares filtering, guarantees, edits, step-size control, rewinding and guidance with baselines of the same cost.
+    Compares filtering, guarantees, edits, step-size control and guidance with baselines of the same cost.
     Writes tables, figures and a page.
     """
     from experiments.common.registry import experiment_of

@@ -22,7 +22,7 @@ def test_import_loads_no_slow_or_optional_modules():
 
 VERBS = (
     *("demo", "report", "train", "retrofit", "sample", "check", "filter", "learn"),
-    *("edit", "rewind", "judge", "screen", "rules", "studio"),
+    *("edit", "judge", "screen", "rules", "studio"),
 )
 OF_EXPERIMENTS = ("bench", "control", "evaluate", "report", "reproduce", "screen", "study")
 PREDICT = ("draw", "match")

@@ -127,8 +127,8 @@ class CheckerboardExperiment(Experiment):
     @staticmethod
     def sizes_for(device: str) -> Sizes:
         if device == "cuda":
-            return Sizes(10_000, 500, 20, 10_000, 5_000, 5_000)
-        return Sizes(4_000, 300, 4, 1_500, 1_500, 800)
+            return Sizes(10_000, 500, 20, 10_000, 5_000)
+        return Sizes(4_000, 300, 4, 1_500, 800)
 
     def keep(self, x: Any, cond: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {"x": x}

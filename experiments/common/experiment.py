@@ -72,7 +72,6 @@ class Sizes:
     edited: int
     replicates: int
     swept: int
-    rewound: int
     guided: int
 
     def __post_init__(self) -> None:
@@ -101,9 +100,8 @@ class Experiment(ABC):
         metrics: The metrics of a study; options are chosen by the first metric.
         intents: Kinds of edits.
         usual: The variance is computed at every `usual`-th step of a study.
-        every: Like `usual`, for edits and rewinding, where the variance is most of the cost.
+        every: Like `usual`, for edits, where the variance is most of the cost.
         dispersion: Whether the transported dispersion is one of the scores.
-        before, scale: For rewinding, the time before the critical time and the standard deviation of the noise.
         guides: Guidance settings by name.
         risks: Failure rates to guarantee.
         power, weight: The exponent of the fitted grid, and the weight of extrapolation.
@@ -121,8 +119,6 @@ class Experiment(ABC):
     usual: int = 1
     every: int = 5
     dispersion: bool = True
-    before: float = 0.2
-    scale: float = 0.2
     guides: Mapping[str, Guidance] = {}
     risks: tuple[float, ...]
     power: float = 2.0

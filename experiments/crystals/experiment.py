@@ -67,7 +67,6 @@ class CrystalExperiment(Experiment):
     }
     usual, dispersion = 5, False  # the dispersion diverges if a lattice does
     risks = (0.5, 0.6)
-    before, scale = 0.6, 1.0
 
     def __init__(self, domain: Any, field: Field | None = None, sizes: Sizes | None = None, data: str = "") -> None:
         super().__init__(domain, field, sizes)
@@ -104,7 +103,7 @@ class CrystalExperiment(Experiment):
 
     @staticmethod
     def sizes_for(device: str) -> Sizes:
-        return Sizes(1_000, 50, 20, 500, 300, 100) if device == "cuda" else Sizes(100, 10, 4, 50, 50, 10)
+        return Sizes(1_000, 50, 20, 500, 100) if device == "cuda" else Sizes(100, 10, 4, 50, 10)
 
     def options(self) -> dict[str, Any]:
         return {**super().options(), "config": SamplingConfig(batch=min(1_000, batch_for(self.field.device)))}

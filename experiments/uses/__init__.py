@@ -1,1 +1,1 @@
-"""The study of the uses of confidence: filtering, risk control, editing, step placement, rewinding and guidance."""
+"""The study of the uses of confidence: filtering, risk control, editing, step placement and guidance."""

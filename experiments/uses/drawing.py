@@ -30,14 +30,10 @@ from fmwc.sampling import (
     survey,
 )
 from fmwc.sampling.config import needs_moments
-from fmwc.sampling.trajectory import of_variance
-from fmwc.uses.best_of import best_of
 from fmwc.uses.edit import critical_time, edit, random_times
-from fmwc.uses.rewind import resample
 
 STEPS = 50
 SWEEP = (5, 10, 20, 30, 50)
-EXTRA = (2, 5, 10, 25)  # evaluations per sample in addition to those of the first run
 FIXED = (0.0, 0.2, 0.4, 0.6, 0.8)
 PILOT, PILOT_SEED = 1_000, 99
 BLIND = (0.0, 0.71, 0.78, 0.84, 0.85, 1.0)  # the five steps with the lowest misplacement for another network
@@ -162,55 +158,6 @@ def draw_steps(experiment: Experiment, seed: int) -> Rows:
         yield f"blind grid, {len(BLIND) - 1}", Drawn(row.tensors, {**row.info, "seconds": 0.0, "grid": list(BLIND)})
 
 
-# ---- rewinding ---------------------------------------------------------------------------------------------------
-
-
-def draw_rewinds(experiment: Experiment, seed: int) -> Rows:
-    """Spend extra evaluations on the most doubtful samples, and the same number on other methods."""
-    count = experiment.sizes.rewound
-    yield "plain", _draw(experiment, count, seed, confidence=None)[1]
-    options = {"schedule": Schedule.every(experiment.every), "config": SamplingConfig(keep_states=True)}
-    pool, first = _draw(experiment, count * (STEPS + max(EXTRA)) // STEPS, seed, **options)
-    seconds = first.info["seconds"] / len(pool)
-    if not of_variance(pool.default_score):  # rewinding supports only variance scores
-        pool = pool.ranked_by("temporal_ratio")
-    run = pool.take(torch.arange(count, device=pool.grid.device))
-
-    def rewound(extra: int, **options: Any) -> Drawn:
-        clock = Clock(experiment.field.device)
-        options |= {"before": experiment.before, "scale": experiment.scale, "seed": seed, **experiment.options()}
-        done = resample(experiment.field, run, extra * count, **options)
-        changed = float((done.branch > 0).float().mean())
-        spent = STEPS + done.evaluations / count
-        return _row(experiment, done.run, spent, seconds * count + clock.seconds, changed=changed)
-
-    def more_steps(steps: int) -> Drawn:
-        return _draw(experiment, count, seed, steps=steps, confidence=None)[1]
-
-    for extra in EXTRA:
-        yield f"rewind, +{extra}", rewound(extra)
-        yield f"start anew, +{extra}", rewound(extra, fresh=True)
-        drawn = count * (STEPS + extra) // STEPS
-        surest = pool.take(torch.arange(drawn, device=pool.grid.device)).surest(count / drawn)
-        row = _row(experiment, surest, STEPS * drawn / count, seconds * drawn)
-        yield f"draw more, drop the doubtful, +{extra}", row
-        yield f"more steps, +{extra}", more_steps(STEPS + extra)
-    clock = Clock(experiment.field.device)
-    # Both draws of a sample use the same row of a condition.
-    two = best_of(
-        experiment.field,
-        count,
-        2,
-        seed=seed,
-        steps=STEPS,
-        schedule=Schedule.every(experiment.every),
-        cond=run.cond,
-        **experiment.options(),
-    )
-    yield "best of two, +50", _row(experiment, two.run, two.evaluations / count, clock.seconds)
-    yield "more steps, +50", more_steps(2 * STEPS)
-
-
 # ---- guidance ----------------------------------------------------------------------------------------------------
 
 
@@ -227,6 +174,5 @@ DRAWINGS: dict[str, Callable[[Experiment, int], Rows]] = {
     "samples": draw_samples,
     "edit": draw_edits,
     "steps": draw_steps,
-    "rewind": draw_rewinds,
     "guide": draw_guides,
 }

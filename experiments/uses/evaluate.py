@@ -194,6 +194,5 @@ READINGS: Mapping[str, tuple[str, Callable[[Experiment, Judged], dict[str, Any]]
     "trust": ("samples", read_trust),
     "edit": ("edit", read_edit),
     "steps": ("steps", gather),
-    "rewind": ("rewind", gather),
     "guide": ("guide", gather),
 }

@@ -175,25 +175,7 @@ def step_quality(study: Study) -> Figure:
     return figure
 
 
-# ---- rewinding and guidance --------------------------------------------------------------------------------------
-
-
-@styled
-def rewound(study: Study) -> Figure:
-    """Draw each metric against evaluations per sample, with one line per method, starting from plain samples."""
-    groups = study.groups("rewind")
-    plain = groups.pop("plain", [])
-    series = {}
-    for method, rows in groups.items():
-        points = [*plain, *rows] if rows[0].at else rows
-        pairs = [(float(row.numbers["evaluations"]), row.numbers) for row in points]
-        series[method] = sorted(pairs, key=lambda pair: pair[0])
-    styles = {name: {"color": colour} for name, colour in zip(series, cycle(LINES), strict=False)}
-    figure = _curves(study, series, styles, APART / 10)
-    for axes in figure.axes:
-        axes.set_xlabel("evaluations per sample")
-    _shared_legend(figure, figure.axes[0])
-    return figure
+# ---- guidance ----------------------------------------------------------------------------------------------------
 
 
 # ---- samples before and after an edit ----------------------------------------------------------------------------

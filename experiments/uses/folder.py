@@ -18,7 +18,6 @@ from fmwc.readers import read_safetensors
 
 NUMBERS = "uses.json"
 SEPARATOR = "|"  # between the label of a row and the name of a tensor
-SEPARATORS = {"rewind": ", +"}  # separator of the two parts of a label, if not a comma
 TIMES = {
     "random": "at random times",
     "variance": "at t*, the peak of the variance",
@@ -73,8 +72,8 @@ class MetricFormat(NamedTuple):
 class Row(NamedTuple):
     """The numbers of one row."""
 
-    name: str  # an intent, a controller, a method or a guidance
-    at: str  # the time of an edit (`random`, `t = 0.4`), the number of steps, or the extra evaluations (empty for none)
+    name: str  # an intent, a controller or a guidance
+    at: str  # the time of an edit (`random`, `t = 0.4`) or the number of steps (empty for none)
     numbers: dict[str, Any]
 
 
@@ -107,7 +106,7 @@ class Study:
         """Return the rows of a use, with labels split into `name` and `at`."""
         rows = []
         for label, numbers in self.numbers[use].items():
-            name, separator, at = label.rpartition(SEPARATORS.get(use, ", "))
+            name, separator, at = label.rpartition(", ")
             rows.append(Row(name if separator else label, at if separator else "", numbers))
         return rows
 

@@ -20,7 +20,7 @@ NAMES = {"checkerboard": "Checkerboard", "mnist": "Digits", "crystals": "Crystal
 LEAD = "Uses of per-sample confidence, each compared with baselines. Options were chosen on other seeds."
 INTERVALS = "Brackets: 90 % bootstrap intervals over samples. ±: standard deviation over seeds."
 PAPER_GAIN = {"crystals": {"variance": "+6 to +17"}}  # over the paper's three modes, read from a figure
-SIZES = {"samples": "samples", "edit": "edited", "steps": "swept", "rewind": "rewound", "guide": "guided"}
+SIZES = {"samples": "samples", "edit": "edited", "steps": "swept", "guide": "guided"}
 KEPT = ("retention_10%", "retention_50%", "retention_80%", "retention_90%")
 # Headings of score columns, by positive class: the top of the ranking, and the rest.
 ENDS = {
@@ -199,21 +199,6 @@ def _steps(study: Study) -> list[Table]:
     return [*tables, table("Steps: time relative to uniform steps", note, relative_time)]
 
 
-def _rewind(study: Study) -> list[Table]:
-    rows = [
-        {
-            "extra evaluations, requested": f"+{extra}" if extra else MISSING,
-            "method": method,
-            "evaluations per sample": _number(n["evaluations"], 1),
-            **_metrics(study, n),
-            "changed, %": _interval(n.get("changed"), None, 1, 100.0),
-            "seconds": _number(n["seconds"], 2),
-        }
-        for method, extra, n in study.rows("rewind")
-    ]
-    return [Table(rows, "Rewinding and other methods of the same cost", INTERVALS)]
-
-
 def _guide(study: Study) -> list[Table]:
     use = study.numbers["guide"]
     plain = use["none"]["seconds"]
@@ -255,11 +240,6 @@ USES = {
         "Steps: place steps by variance",
         _steps,
         (("steps", "Quality against the number of steps, for each controller.", figures.step_quality),),
-    ),
-    "rewind": Use(
-        "Rewind: resample the most doubtful samples",
-        _rewind,
-        (("rewind", "Quality against evaluations per sample, for each method.", figures.rewound),),
     ),
     "guide": Use("Guide: steer away from uncertainty", _guide),
 }

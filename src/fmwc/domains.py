@@ -400,7 +400,7 @@ class ShippedDomain(Domain):
         bad: The word for samples that fail.
         kept: The share of most confident samples in the short table.
         others: Scores that the short table lists in addition to the run's score.
-        variance: The variance score for edits and rewinding, if the field's score does not use the variance.
+        variance: The variance score for edits, if the field's score does not use the variance.
         has_judge: Whether there is a judge for the samples.
         edits: The defaults of edits by channel, where they are not the paper's.
     """

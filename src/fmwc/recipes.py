@@ -156,7 +156,7 @@ MOST = 1 << 30
 LONGEST = 4096  # maximum characters of a string
 LIMITS: dict[str, tuple[float, float]] = {  # range of a field; other integers must fit into 64 bits
     **dict.fromkeys(("points", "iterations", "noise_steps", "save_every", "samples", "swept", "guided"), (1, MOST)),
-    **dict.fromkeys(("edited", "rewound", "references", "steps", "batch", "noise_batch"), (1, 10_000_000)),
+    **dict.fromkeys(("edited", "references", "steps", "batch", "noise_batch"), (1, 10_000_000)),
     **dict.fromkeys(("hidden", "time_features", "frequencies", "width", "cond", "base"), (1, 16_384)),
     **dict.fromkeys(("depth", "layers", "blocks"), (1, 1_000)),
     **dict.fromkeys(("cycles", "classes", "replicates"), (1, 100_000)),

@@ -42,7 +42,7 @@ def domain_of(checkpoint: str, judge: str = "") -> ShippedDomain:
     if recipe.get("name") not in DOMAINS:
         raise UsageError(
             f"{checkpoint} holds {OWN}, which this command does not support; use Python instead (fmwc.sample, "
-            "fmwc.uses.edit, fmwc.uses.rewind)"
+            "fmwc.uses.edit)"
         )
     chosen = domain_named(recipe["name"], judge)
     return chosen.with_judge("") if recipe.get("own") and not judge else chosen

@@ -177,7 +177,7 @@ def test_streamed_samples_equal_samples_held_in_memory(words, run, tmp_path, mon
     code, _, err = run("filter", tmp_path / "streamed", "--budget", 5, "--out", tmp_path / "kept")
     assert code == 0, err
     assert torch.equal(Trajectory.load(tmp_path / "kept").x, held.surest(5 / 21).x)
-    code, _, err = run("rewind", tmp_path / "streamed", "--extra", 5, "--device", "cpu", "--out", tmp_path / "surer")
+    code, _, err = run("edit", tmp_path / "streamed", "--device", "cpu", "--out", tmp_path / "edited")
     assert code == 2
     assert "no trajectories" in err
 

@@ -1,4 +1,4 @@
-"""The command line on crystals: sampling, editing, rewinding and judging."""
+"""The command line on crystals: sampling, editing and judging."""
 
 import csv
 import importlib.util
@@ -189,7 +189,7 @@ def test_reproduce_refuses_unknown_tasks(run, tmp_path):
     assert [p.name for p in (tmp_path / "out" / "models").iterdir()] == ["flow-cosine-0.safetensors"]
 
 
-# ---- edit, rewind ---------------------------------------------------------------------------------------------------
+# ---- edit -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -248,17 +248,6 @@ def test_edit_without_noise_returns_the_crystal(run, drawn, tmp_path):
     assert before.default_score == "echo + 0.5 spread@0.6-1"
     assert after.default_score == "geometric@0.6-0.9"  # edits are ranked by their variance
     assert bool(after.score().isfinite().all())
-
-
-@pytest.mark.usefixtures("no_picture")
-def test_crystals_are_rewound(run, drawn, tmp_path):
-    code, out, err = run("rewind", drawn, "--extra", 2, "--share", 0.5, "--device", "cpu", "--out", tmp_path / "r")
-    assert code == 0, err
-    rows = table(tmp_path / "r" / "rewound.csv")
-    assert all(float(row["score_after"]) <= float(row["score_before"]) for row in rows)
-    judged = [row["metastable"] != "true" for row in table(tmp_path / "r" / "samples.csv")]
-    assert [row["bad_after"] == "true" for row in rows] == judged
-    assert "evaluations per sample" in out
 
 
 @pytest.mark.usefixtures("no_picture")

@@ -20,7 +20,7 @@ from tests.conftest import mlp_field
 
 @pytest.fixture(scope="module")
 def points():
-    sizes = Sizes(samples=60, edited=4, replicates=2, swept=8, rewound=12, guided=4)
+    sizes = Sizes(samples=60, edited=4, replicates=2, swept=8, guided=4)
     return CheckerboardExperiment(domain_named("checkerboard"), mlp_field(hidden=8, depth=1), sizes)
 
 
@@ -45,7 +45,7 @@ def test_a_study_is_drawn_read_and_reported(points, tmp_path, monkeypatch):
 
 
 def test_one_task_from_the_command_line(run, tmp_path):
-    sizes = "samples=20,edited=2,replicates=1,swept=2,rewound=2,guided=4"
+    sizes = "samples=20,edited=2,replicates=1,swept=2,guided=4"
     words = ("--seeds", "200", "--only", "draw:guide,read:guide", "--set", sizes, "--device", "cpu")
     code, _, err = run("study", "checkerboard", *words, "--out", tmp_path / "study")
     assert code == 0, err

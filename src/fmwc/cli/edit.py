@@ -1,20 +1,18 @@
-"""Edit samples, or redraw the least confident ones (`fmwc edit`, `fmwc rewind`)."""
+"""Edit samples (`fmwc edit`)."""
 
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fmwc.checkpoint import identity, load
 from fmwc.cli.sample import RunRecord, write_rows
-from fmwc.cli.verbs import Edit, Rewind
+from fmwc.cli.verbs import Edit
 from fmwc.domains import Domain, EditDefault, Rows, ShippedDomain
 from fmwc.errors import CheckpointError, DataError, MismatchError, OutputError, UsageError, nearest, pick
 from fmwc.field import Field
@@ -25,10 +23,9 @@ from fmwc.registry import domain_of
 from fmwc.report.page import png
 from fmwc.sampling import Reference, SamplingConfig, Schedule, Trajectory, compared, read_with, reread
 from fmwc.sampling.trajectory import of_variance
-from fmwc.uses.continuation import some_with_states, step_at, with_states
+from fmwc.uses.continuation import some_with_states, step_at
 from fmwc.uses.edit import critical_time, edit, random_times
 from fmwc.uses.guidance import Guidance
-from fmwc.uses.rewind import resample
 
 __all__ = [
     "edit_samples",
@@ -36,8 +33,6 @@ __all__ = [
     "integration",
     "load_checkpoint",
     "ranked_by_variance",
-    "rewind_samples",
-    "within_condition",
 ]
 
 CRITICAL = {"critical": "variance", "transported": "transported"}  # values of --at: kinds of critical time
@@ -78,28 +73,25 @@ class Opened(NamedTuple):
         """Return whether the variance must be recomputed, because it was computed at few times or not at all."""
         return (self.record.few or not len(run.times)) and self.options["confidence"] is not None
 
-    def with_states(self, run: Trajectory, chosen: Tensor | None = None) -> tuple[Trajectory, int]:
-        """Recompute the states of samples, which files do not hold; also return the evaluations that all of them took.
+    def with_states(self, run: Trajectory, chosen: Tensor) -> Trajectory:
+        """Recompute the states of some samples, which files do not hold.
 
         If the variance was computed at few times, recompute it along the whole trajectory.
 
         Arguments:
             run: All samples of the file.
-            chosen: The samples to return; by default all.
+            chosen: The indices of the samples to return.
         """
+        rising = chosen.sort()
         try:
-            if chosen is None:
-                recomputed, evaluations = with_states(self.field, run, **self.options)
-            else:
-                rising, evaluations = chosen.sort(), 0
-                recomputed = some_with_states(self.field, run, rising.values, **self.options)
-                recomputed = recomputed.take(rising.indices.argsort())
+            recomputed = some_with_states(self.field, run, rising.values, **self.options)
         except UsageError as error:
             raise UsageError(
                 f"these samples cannot be recomputed from their noise: {self.record.checkpoint} did not draw them, or "
                 "was trained again since; give the right --checkpoint"
             ) from error
-        return self._with_variance(recomputed) if self.needs_variance(run) else recomputed, evaluations
+        recomputed = recomputed.take(rising.indices.argsort())
+        return self._with_variance(recomputed) if self.needs_variance(run) else recomputed
 
     def record_of(self, run: Trajectory) -> RunRecord:
         """Return the settings of the run, after its variance is recomputed if needed."""
@@ -120,7 +112,7 @@ class Opened(NamedTuple):
         return compared(run, reference, f"the reference was made with {differs}" if differs else "")
 
 
-def open_samples(options: Edit | Rewind) -> Opened:
+def open_samples(options: Edit) -> Opened:
     """Read samples and load the checkpoint that drew them."""
     device, checkpoint, judge = pick_device(options.device), options.checkpoint, options.judge
     file = find_samples(options.samples, options.out)
@@ -131,7 +123,7 @@ def open_samples(options: Edit | Rewind) -> Opened:
     if not record.checkpoint:
         raise UsageError(
             f"{file} does not record which checkpoint drew its samples; give --checkpoint, or, for a network of your "
-            "own, use Python (fmwc.uses.edit, fmwc.uses.rewind)"
+            "own, use Python (fmwc.uses.edit)"
         )
     try:
         domain = domain_of(record.checkpoint, judge)
@@ -192,16 +184,6 @@ def ranked_by_variance(run: Trajectory, field: Field, domain: ShippedDomain) -> 
     return run.ranked_by(next((reference.score for reference in _variance_references(field)), domain.variance))
 
 
-def within_condition(run: Trajectory, field: Field) -> Trajectory:
-    """Return the run, ranked within conditions if the checkpoint ranks so and there are enough samples."""
-    references = _variance_references(field)
-    standards = [r.standard for r in references if r.standard and r.score == run.default_score]
-    if standards and run.standard is None and run.withheld:
-        with suppress(UsageError):  # too few samples of a condition
-            return run.ranked_by(run.default_score, within=standards[0].cond)
-    return run
-
-
 def _variance_references(field: Field) -> list[Reference]:
     """Return the field's references for scores of the variance."""
     references = [field.reference, None if field.schedule is None else field.schedule.reference]
@@ -236,7 +218,7 @@ def edit_samples(options: Edit) -> tuple[Rows, list[Path]]:
     times = None if later else _times(run, time, options)
     with claimed(options.out, "edit", force=options.force):
         say_on_stderr(f"recomputing {len(run)} trajectories for {len(run) * options.replicates} edits")
-        origin, _ = opened.with_states(whole, chosen)
+        origin = opened.with_states(whole, chosen)
         times = _times(origin, time, options) if times is None else times
         how |= {"at": times, "scale": scale, "seed": options.seed, "replicates": options.replicates}
         edited = edit(field, origin, channel, **how)
@@ -315,59 +297,3 @@ def _chosen(run: Trajectory, options: Edit) -> Tensor:  # (n,)
     if not 1 <= count <= len(run):
         raise UsageError(f"{option} must be between 1 and the number of samples, {len(run)}; got {count}")
     return run.score().argsort(stable=True, descending=option == "--doubtful")[:count]
-
-
-# ---- rewind ----------------------------------------------------------------------------------------------------------
-
-
-def rewind_samples(options: Rewind) -> tuple[Rows, list[Path]]:
-    """Redraw the least confident samples from before their critical time; return a summary and the files.
-
-    Works in rounds and keeps the more confident version of each sample. The extra evaluations do not include those that
-    recompute the trajectories, which files do not hold.
-    """
-    if not 0 < options.share <= 1:
-        raise UsageError(f"--share must be in (0, 1]; got {options.share}")
-    _require_before(options.before)
-    _require_scale(options.scale)
-    opened = open_samples(options)
-    domain, field = opened.domain, opened.field
-    run = ranked_by_variance(opened.run, field, domain)
-    new_variance = opened.needs_variance(run) and not (options.fresh and len(run.times))
-    if not new_variance and not len(run.times):
-        raise UsageError("these samples were drawn without their variance; draw them without --propagation none")
-    run.score()  # raises before anything is computed if the score cannot be read
-    origin, recomputing = run, 0
-    with claimed(options.out, "rewind", force=options.force):
-        if new_variance or not options.fresh:
-            say_on_stderr(f"recomputing {len(run)} trajectories")
-            origin, recomputing = opened.with_states(run)
-        origin = within_condition(origin, field)
-        budget = options.extra * len(run)
-        say_on_stderr(f"rewinding with {budget} network evaluations")
-        names = ("share", "before", "scale", "fresh", "seed")
-        how = {**{name: getattr(options, name) for name in names}, **opened.options}
-        selection = resample(field, origin, budget, **how)
-        record = opened.record_of(run) if new_variance else opened.record
-        record = replace(record, by="sample" if options.fresh else "rewind", selected="rewind")
-        redrawn = replace(selection.run, states=None, made=record.made())
-        branch, before, after = selection.branch.cpu(), origin.score(), redrawn.score()
-        table = {
-            "sample": list(range(len(run))),
-            "branch": branch.tolist(),
-            "score_before": before.tolist(),
-            "score_after": after.tolist(),
-        }
-        used = f"{selection.evaluations / len(run):.2f} of {options.extra}"
-        summary = {"evaluations per sample": used}
-        if recomputing:
-            summary["evaluations to recompute a trajectory"] = f"{recomputing / len(run):.0f}"
-        summary["replaced"] = f"{(branch > 0).double().mean():.1%} of {len(run)} samples"
-        summary[f"mean {origin.default_score}"] = f"{before.mean():.4g} before, {after.mean():.4g} after"
-        if domain.has_judge:
-            bad = {name: np.asarray(domain.judge(one)) for name, one in (("before", run), ("after", redrawn))}
-            table |= {f"bad_{name}": judged.tolist() for name, judged in bad.items()}
-            summary[domain.bad] = ", ".join(f"{judged.mean():.1%} {name}" for name, judged in bad.items())
-        written = domain.write_samples(redrawn, options.out)
-        written.append(write_rows(options.out / "rewound.csv", table))
-    return [{"": name, "value": value} for name, value in summary.items()], written

@@ -615,36 +615,6 @@ class Edit:
         _print_outcome(*edit_samples(self), "edit")
 
 
-@app.command("rewind")
-@dataclass(frozen=True)
-class Rewind:
-    """Redraw the least confident samples, starting at an earlier time.
-
-    A sample is replaced if its new version is more confident. Writes the same files as fmwc sample, plus rewound.csv
-    (the kept version, and the score before and after).
-    """
-
-    samples: Samples
-    out: Out
-    extra: Annotated[
-        int, Option(min=1, max=10**5, help="Extra network evaluations per sample, on average over all samples.")
-    ]
-    share: Annotated[float, Option(help="Share of samples to redraw per round, least confident first.")] = 0.1
-    before: Annotated[float, Option(help="Restart this long before the critical time.")] = 0.2
-    scale: Annotated[float, Option(help="Standard deviation of the noise, in training units.")] = 0.2
-    fresh: Annotated[bool, Option("--fresh", help="Restart from new noise instead, as a baseline.")] = False
-    checkpoint: Checkpoint = ""
-    judge: JudgedBy = ""
-    seed: Seed = 0
-    device: Device = "auto"
-    force: Force = False
-
-    def run(self) -> None:
-        from fmwc.cli.edit import rewind_samples
-
-        _print_outcome(*rewind_samples(self), "rewind")
-
-
 @app.command("judge")
 @dataclass(frozen=True)
 class Judge:

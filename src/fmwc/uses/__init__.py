@@ -1,1 +1,1 @@
-"""Uses of confidence: filtering with or without a guarantee, editing, rewinding, best of n, guidance and heads."""
+"""Uses of confidence: filtering with or without a guarantee, editing, best of n, guidance and heads."""

@@ -47,13 +47,12 @@ Score = (
 
 
 class Selection(NamedTuple):
-    """The result of :func:`best_of`, :func:`~fmwc.uses.rewind.rewind` and :func:`~fmwc.uses.rewind.resample`.
+    """The result of :func:`best_of`.
 
     Attributes:
         run: The kept samples, with their readings.
-        evaluations: Network evaluations over all samples and candidates, including those of checks but not those of
-            the run passed to rewind.
-        branch: The index of the kept candidate, `(B,)`; 0 is the original sample.
+        evaluations: Network evaluations over all samples and candidates, including those of checks.
+        branch: The index of the kept candidate, `(B,)`.
     """
 
     run: Trajectory
