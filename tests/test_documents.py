@@ -239,7 +239,7 @@ CALLS = [(name, span) for name, span in INLINE if re.match(STARTS, span)]
 def test_commands_in_sentences_exist_with_their_options(span):
     _, *words = shlex.split(re.sub("python -m experiments", "experiments", span))
     command = the_command("experiments.cli" if "experiments" in span.partition(" --")[0] else "fmwc.cli")
-    context = command.make_context("fmwc", ["rules", "--help"], resilient_parsing=True)
+    context = command.make_context("fmwc", ["sample", "--help"], resilient_parsing=True)
     if words and not words[0].startswith("-"):
         verb = command.get_command(context, words[0])
         assert verb is not None, span

@@ -21,8 +21,8 @@ def test_import_loads_no_slow_or_optional_modules():
 
 
 VERBS = (
-    *("demo", "report", "train", "retrofit", "sample", "check", "filter", "learn"),
-    *("edit", "judge", "screen", "rules", "studio"),
+    *("demo", "report", "train", "retrofit", "sample", "check", "filter"),
+    *("edit", "judge", "screen", "studio"),
 )
 OF_EXPERIMENTS = ("bench", "control", "evaluate", "report", "reproduce", "screen", "study")
 PREDICT = ("draw", "match")

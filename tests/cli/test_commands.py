@@ -1,4 +1,4 @@
-"""Tiny runs of `fmwc train`, `demo`, `report` and `rules`, and wrong input to any command."""
+"""Tiny runs of `fmwc train`, `demo` and `report`, and wrong input to any command."""
 
 import contextlib
 import io
@@ -19,7 +19,6 @@ from fmwc.checkerboard.data import misplaced
 from fmwc.checkpoint import shipped
 from fmwc.files import WORK
 from fmwc.identity import seal
-from fmwc.moments import RULES, rule_rows
 from tests.command import call, one_line
 from tests.options import reader
 
@@ -200,7 +199,7 @@ BAD = {
     "results": (("report", "{out}/nothing"), "unknown checkpoint"),
     "demo's recipe": (("demo", "--set", "hidden=8", "--out", "{out}"), "add --train"),
     "verb": (("sampel",), "Did you mean 'sample'"),
-    "option": (("rules", "--jsno"), "see fmwc rules --help"),
+    "option": (("demo", "--sede", 1), "see fmwc demo --help"),
     "type": (("sample", "checkerboard", "-n", "many", "--out", "{out}"), "valid integer"),
     "no option": (("sample", "checkerboard"), "Missing option"),
 }
@@ -316,19 +315,3 @@ def test_damaged_checkpoints_are_rejected(run, trained, tmp_path):
 
 def test_shipped_weights_are_small():
     assert all(p.stat().st_size < 6e6 for p in Path(fmwc.weights.__file__).parent.rglob("*.safetensors"))
-
-
-def test_rules_are_printed_as_a_table_and_as_json(run):
-    code, out, err = run("rules")
-    assert (code, err) == (0, "")
-    assert all(row["operation"].split()[0] in out for row in rule_rows())
-    code, out, _ = run("rules", "--json")
-    rows = json.loads(out)
-    assert code == 0
-    assert rows == rule_rows()
-    assert sum(len(row["spellings"]) for row in rows) == len(RULES)
-    by_name = {name: row["exactness"] for row in rows for name in row["spellings"]}
-    assert by_name["F.scaled_dot_product_attention"] == "first order"
-    assert by_name["Tensor.add_"] == by_name["torch.add"] == "exact for independent inputs"
-    assert by_name["Tensor.shape"] == "exact"
-    assert all(row["rule"] for row in rows)

@@ -1,7 +1,6 @@
 """The command line on crystals: sampling, editing and judging."""
 
 import csv
-import importlib.util
 import json
 import re
 import sys
@@ -277,36 +276,6 @@ def test_unknown_channel_is_refused_with_a_suggestion(run, drawn, tmp_path):
     assert code == 2
     assert "crystals has no classes" in one_line(err)
     assert not (tmp_path / "out").exists()
-
-
-# ---- learning from labels --------------------------------------------------------------------------------------------
-
-
-def test_the_loop_from_a_first_round_to_a_promise_runs(trained, tmp_path, monkeypatch):
-    """Most crystals of an untrained model are valid neither by distance nor by energy, but some are by distance."""
-    spec = importlib.util.spec_from_file_location("label_loop", ROOT / "examples" / "label_loop.py")
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-
-    def command(*words):
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "argv", ["fmwc", *map(str, words)])
-            with pytest.raises(SystemExit) as stop:
-                main()
-        assert (stop.value.code or 0) in (0, 1 if words[0] == "judge" else 0), words
-
-    monkeypatch.setattr(example, "fmwc", command)
-    monkeypatch.setattr(fmwc.crystals.domain, "sorted_by_confidence", lambda *args, **options: None)
-    monkeypatch.setattr(fmwc.crystals.domain, "png", lambda picture: b"")
-    example.loop(str(trained), tmp_path, 220, 240, "distances_ok", 0.95, "--steps", 4, "--device", "cpu")
-    promise = json.loads((tmp_path / "kept" / "promise.json").read_text())
-    head = json.loads((tmp_path / "head" / "head.json").read_text())
-    assert promise["for"]["score"] == "head"
-    assert promise["for"]["head"] == head["sha256"]
-    assert 10 <= head["failed"] <= head["labelled"] - 10
-    kept = table(tmp_path / "kept" / "samples.csv")
-    assert 0 < len(kept) <= 240
-    assert all(float(row["score"]) <= promise["threshold"] * (1 + 1e-4) + 1e-4 for row in kept)
 
 
 # ---- judge ----------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ def points():
 
 
 def test_a_study_is_drawn_read_and_reported(points, tmp_path, monkeypatch):
-    for name, value in {"SWEEP": (2, 5), "EXTRA": (2, 5), "FIXED": (0.0, 0.4)}.items():
+    for name, value in {"SWEEP": (2, 5), "FIXED": (0.0, 0.4)}.items():
         monkeypatch.setattr(drawing, name, value)
     monkeypatch.setattr(evaluate, "LABELLED", (30,))
     monkeypatch.setattr(evaluate, "SPLITS", 10)

@@ -220,25 +220,6 @@ def fuzz_certificate(rng: random.Random, source: tuple[Path, Any], folder: Path)
     return filter_samples(Filter(source[0], folder / "out", certificate=folder / "promise.json"))
 
 
-def make_head(folder: Path) -> tuple[Path, Any]:
-    """Return samples and a head fitted to them."""
-    from fmwc.uses.heads import fit_evidence_head
-
-    run = fmwc.sample(fmwc.load(make_checkpoint(folder)), 60, steps=10, seed=0)
-    run.save(folder / "samples.safetensors")
-    return folder, json.loads(fit_evidence_head(run, np.arange(60) % 3 == 0).save(folder).read_text())
-
-
-def fuzz_head(rng: random.Random, source: tuple[Path, Any], folder: Path) -> Any:
-    from fmwc.sampling import Trajectory
-    from fmwc.uses.heads import EvidenceHead
-
-    content = change_json(rng, source[1])
-    content = reseal(content) if rng.random() < 0.8 else content
-    (emptied(folder) / "head.json").write_bytes(json_text(rng, content))
-    return EvidenceHead.load(folder).ranked(Trajectory.load(source[0]))
-
-
 # ---- data --------------------------------------------------------------------------------------------------------
 
 
@@ -553,7 +534,6 @@ KINDS = [
     Kind("tables", make_filter, fuzz_table, 0.5),
     Kind("labels", make_filter, fuzz_labels, 0.5),
     Kind("certificates", make_certificate, fuzz_certificate, 0.5),
-    Kind("heads", make_head, fuzz_head),
     Kind("structures", nothing, fuzz_structures),
     Kind("--set", make_recipes, fuzz_set),
     Kind("module:function", nothing, fuzz_entry),

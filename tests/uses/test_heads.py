@@ -1,27 +1,16 @@
 """Learned heads on synthetic runs with known outcomes, and their features."""
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
 import torch
 
-from fmwc.errors import DataError, MismatchError, ShapeError, UnknownNameError, UsageError
-from fmwc.files import write_text
-from fmwc.identity import seal
+from fmwc.errors import ShapeError, UnknownNameError, UsageError
 from fmwc.metrics.ranking import auprc
 from fmwc.sampling import Trajectory
 from fmwc.sampling.trajectory import within_groups
-from fmwc.uses.heads import (
-    HEADS,
-    EvidenceHead,
-    cross_validated,
-    evidence_of,
-    features,
-    fit_evidence_head,
-    fit_head,
-)
+from fmwc.uses.heads import HEADS, features, fit_head
 
 BAD = torch.arange(200) % 4 == 0
 
@@ -148,108 +137,3 @@ def test_invalid_arguments():
         fit_head(run, BAD, "boost")
     with pytest.raises(ShapeError, match="fitted to 8 features, but the run has 6"):
         fit_head(run, BAD).score(toy(0, reads=3))
-
-
-# ---- heads of all evidence, which are saved --------------------------------------------------------------------------
-
-
-def crystals(seed, count=200):
-    """A run of two channels of up to four rows; failures have more variance in `coord` and a larger echo."""
-    generator = torch.Generator().manual_seed(seed)
-    atoms = torch.arange(count) % 4 + 1
-    bad = torch.rand(count, generator=generator) < 0.4
-    present = (torch.arange(4) < atoms[:, None]).double()[..., None]
-    x = {"coord": torch.rand(count, 4, 3, generator=generator) * present, "cell": torch.rand(count, 6).double()}
-    var = {name: torch.rand(3, *value.shape, generator=generator) + 0.5 for name, value in x.items()}
-    var["coord"] *= torch.where(bad, 3.0, 1.0)[:, None, None] * present
-    times = torch.tensor([0.2, 0.5, 0.8])[:, None].expand(3, count)
-    echo = torch.rand(count, generator=generator) + torch.where(bad, 0.4, 0.0) - 2  # a logarithm
-    guess = torch.rand(count, 2, generator=generator) + 0.1
-    run = Trajectory(
-        x=x,
-        x0={name: value.clone() for name, value in x.items()},
-        times=times,
-        mean={name: torch.zeros_like(value) for name, value in var.items()},
-        var=var,
-        grid=torch.cat([times, torch.ones(1, count)]),
-        cond={"atoms": atoms},
-        rows={"coord": ("atoms", 1)},
-        evidence={"echo": echo, "guess": guess, "guess_t": torch.tensor([0.1, 0.6]).expand(count, 2)},
-        default_score="echo",
-        seed=seed,
-    )
-    return run, bad.numpy()
-
-
-def test_evidence_of_a_run():
-    run, _ = crystals(0)
-    found = evidence_of(run)
-    assert [*found] == [
-        *(f"{channel} σ@{t}" for channel in ("coord", "cell") for t in (0.2, 0.5, 0.8)),
-        *("echo", "guess@0.1", "guess@0.6", "atoms"),
-    ]
-    np.testing.assert_allclose(found["echo"], run.evidence["echo"])
-    np.testing.assert_allclose(found["guess@0.6"], run.evidence["guess"][:, 1].log())
-    np.testing.assert_allclose(found["atoms"], run.cond["atoms"])
-    single = run.cond["atoms"].numpy() == 1  # its position is not free
-    assert np.isnan(found["coord σ@0.5"][single]).all()
-    free = 3 * (run.cond["atoms"] - 1)
-    expected = (run.var["coord"][1].flatten(1).sum(1) / free).sqrt().log()
-    np.testing.assert_allclose(found["coord σ@0.5"][~single], expected[~single])
-    compact = evidence_of(run.compact())  # files keep one variance per channel
-    for name, values in found.items():
-        np.testing.assert_allclose(compact[name], values)
-
-
-def test_head_of_evidence_ranks_new_samples_better_than_one_check(tmp_path):
-    (known, labels), (fresh, truth) = crystals(0), crystals(1)
-    head = fit_evidence_head(known, labels, {"steps": 3})
-    assert (head.labelled, head.failed, head.seed) == (200, labels.sum(), 0)
-    score = head.score(fresh).numpy()
-    assert auprc(score, truth) > auprc(fresh.evidence["echo"], truth) + 0.1
-    assert auprc(cross_validated(known, labels), labels) > auprc(known.evidence["echo"], labels) + 0.1
-    rate = 1 / (1 + np.exp(-head.score(known).numpy()))
-    assert abs(rate.mean() - labels.mean()) < 0.02  # the score is a logarithm of odds
-    loaded = EvidenceHead.load(head.save(tmp_path))
-    assert loaded == head
-    assert loaded.identity == head.identity
-    np.testing.assert_array_equal(loaded.score(fresh), score)
-    ranked = loaded.ranked(fresh)
-    np.testing.assert_allclose(ranked.score(), score, rtol=1e-6)
-    assert ranked.default_score == "head"
-    again = Trajectory.load(ranked.save(tmp_path))
-    np.testing.assert_array_equal(again.score(), ranked.score())
-    assert "head" not in evidence_of(again)  # a head is never fitted to the score of another
-
-
-def test_cross_validation_does_not_see_the_labels_that_it_predicts():
-    run, _ = crystals(0)
-    labels = np.random.default_rng(0).random(200) < 0.4
-    assert abs(auprc(cross_validated(run, labels), labels) - labels.mean()) < 0.12
-
-
-def test_saved_heads_are_checked(tmp_path):
-    run, labels = crystals(0)
-    path = fit_evidence_head(run, labels).save(tmp_path)
-    content = json.loads(path.read_text())
-    write_text(path, json.dumps({**content, "intercept": 5.0}))
-    with pytest.raises(DataError, match="was changed after it was written"):
-        EvidenceHead.load(tmp_path)
-    for change in ({"columns": {"echo": [0.0, 1.0]}}, {"format": 2}, {"intercept": "0"}, {"columns": None}):
-        write_text(path, json.dumps(seal({**content, **change})))
-        with pytest.raises(DataError, match=r"head\.json"):
-            EvidenceHead.load(tmp_path)
-    with pytest.raises(DataError, match="cannot be read"):
-        EvidenceHead.load(tmp_path / "nothing")
-
-
-def test_heads_of_evidence_refuse_too_few_labels_and_other_evidence():
-    run, labels = crystals(0)
-    for wrong in (np.zeros(200), np.ones(200), np.arange(200) < 9):
-        with pytest.raises(UsageError, match="at least 10 failed and 10 good labelled samples, got"):
-            fit_evidence_head(run, wrong)
-    with pytest.raises(ShapeError, match="3 labels for 200 samples"):
-        cross_validated(run, [True, False, True])
-    head = fit_evidence_head(run, labels)
-    with pytest.raises(MismatchError, match="the head was fitted to echo, which these samples lack"):
-        head.score(dataclasses.replace(run, evidence={}))

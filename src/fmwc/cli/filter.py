@@ -41,7 +41,6 @@ from fmwc.readers import (
 from fmwc.report.table import Table as Results
 from fmwc.sampling import Trajectory
 from fmwc.uses.filter import choose, ranks
-from fmwc.uses.heads import EvidenceHead
 from fmwc.uses.risk import RiskCertificate, lower_bound, required_labels, risk_control, upper_bound
 
 __all__ = ["filter_samples", "guarantee", "population_of", "read_certificate", "read_run"]
@@ -123,8 +122,6 @@ def read_run(file: Path) -> tuple[Trajectory, Table | None]:
 def _scored(file: Path, options: Filter) -> Scored:
     """Read samples with their table and score."""
     (run, table), score = read_run(file), options.score
-    if options.head is not None:
-        run = _ranked_by_head(run, EvidenceHead.load(options.head), options)
     if score and score != run.default_score and run.made.get("few"):
         raise UsageError(
             f"the variance of these samples was computed at {len(run.times)} times, chosen for {run.default_score}; "
@@ -137,20 +134,6 @@ def _scored(file: Path, options: Filter) -> Scored:
     if not len(finite):
         raise UsageError(f"no sample has a finite {name}; use another --score")
     return Scored(run, table, name, values, finite)
-
-
-def _ranked_by_head(run: Trajectory, head: EvidenceHead, options: Filter) -> Trajectory:
-    """Return the run ranked by a head; raise if its score would not be that of new samples."""
-    if options.score:
-        raise UsageError("--head and --score contradict each other; give only one")
-    settings = RunRecord.read(run.made).evidence_settings()
-    require_same(head.settings, settings, "the head was fitted to samples drawn differently")
-    if head.seed == run.seed and (options.max_risk is not None or options.certificate is not None):
-        raise UsageError(
-            f"the head was fitted to samples of seed {run.seed}, so it guarantees nothing for them; draw and label "
-            "samples of another seed"
-        )
-    return replace(head.ranked(run), made={**run.made, "head": head.identity})
 
 
 # ---- certificates ----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fmwc.cli.verbs import Filter, Learn
+from fmwc.cli.verbs import Filter
 from fmwc.crystals.structures import need
 from fmwc.errors import DataError, ShapeError, UsageError
 from fmwc.readers import read_csv, read_parquet, shown
@@ -163,7 +163,7 @@ def _require_novelty(column: str, cells: Sequence[str], table: Table, where: str
         )
 
 
-def labels_given(options: Filter | Learn) -> bool:
+def labels_given(options: Filter) -> bool:
     """Return whether any option of the labels is given."""
     return bool(options.labels or options.column or options.good or options.bad)
 

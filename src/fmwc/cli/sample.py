@@ -22,7 +22,6 @@ from fmwc.errors import CheckpointError, UsageError, pick
 from fmwc.estimators import ESTIMATORS, as_estimator
 from fmwc.field import Field
 from fmwc.files import Folder, claimed, write_text
-from fmwc.identity import plain, require_same
 from fmwc.progress import sampling_bar, say_on_stderr
 from fmwc.provenance import pick_device, runtime
 from fmwc.readers import array, boolean, check, number, record, shown, text, whole
@@ -60,7 +59,6 @@ from fmwc.uses.best_of import (
     surest_of,
 )
 from fmwc.uses.guidance import Guidance
-from fmwc.uses.heads import EvidenceHead
 
 __all__ = [
     "CONTROLLERS",
@@ -144,7 +142,6 @@ class RunRecord:
         selected: How samples were selected after drawing; empty if all were kept.
         checked: The check that replaced the checkpoint's, with its evaluations, or `none`.
         controls: Restrictions of the samples: `formula=LiFePO4, atoms=14`.
-        head: The content hash of the head that ranks the samples.
     """
 
     checkpoint: str = _checked("", text())
@@ -164,7 +161,6 @@ class RunRecord:
     selected: str = _checked("", text(1000))
     checked: str = _checked("", text(1000))
     controls: str = _checked("", text(5000))
-    head: str = _checked("", text(64, "([0-9a-f]{64})?"))
 
     def __post_init__(self) -> None:
         pick(STEPPERS, self.stepper, "stepper")
@@ -188,7 +184,7 @@ class RunRecord:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields by name. Newer fields are left out if empty: older runs and certificates lack them."""
-        newer = ("checked", "controls", "head")
+        newer = ("checked", "controls")
         return {name: value for name, value in asdict(self).items() if name not in newer or value}
 
     def made(self) -> dict[str, Any]:
@@ -206,11 +202,6 @@ class RunRecord:
         """Return the estimator as :func:`fmwc.sample` takes it; `default` is used for `linearised`."""
         known = {"": AsReference(), "none": None, "linearised": default}
         return known[self.propagation] if self.propagation in known else as_estimator(self.propagation)
-
-    def evidence_settings(self) -> dict[str, Any]:
-        """Return the settings that determine what the evidence of a sample means."""
-        names = ("stepper", "propagation", "controller", "guide", "window", "steps", "read_at", "checked", "by")
-        return plain({"checkpoint": self.identity, **{name: getattr(self, name) for name in names}})
 
     def decoder(self, field: Field) -> str | Guidance:
         """Return the decoder, which applies guidance if there is any."""
@@ -246,7 +237,6 @@ def plan_samples(options: Sample, opened: tuple[Domain, Any] | None = None) -> P
         opened: The domain and the field of the checkpoint, if they are already loaded.
     """
     window = _window(options.guide_window) if options.guide_window else (0.0, 1.0)
-    head = EvidenceHead.load(options.head) if options.head is not None else None
     record = RunRecord(
         options.checkpoint,
         options.stepper,
@@ -258,14 +248,13 @@ def plan_samples(options: Sample, opened: tuple[Domain, Any] | None = None) -> P
         label=options.label,
         transport=options.transport,
         controls=", ".join(f"{name}={value}" for name, value in _controls(options).items()),
-        head=head.identity if head is not None else "",
     )
     _require_valid(options, record)
     domain, field = opened or _open(options)
     if controls := _controls(options):
         domain = domain.with_controls(controls)
     _require_possible(options, domain, field)
-    return replace(_planned(options, record, domain, field), head=head)
+    return _planned(options, record, domain, field)
 
 
 def _window(times: str) -> tuple[float, float]:
@@ -324,10 +313,6 @@ def _require_valid(options: Sample, record: RunRecord) -> None:
         (options.check and options.no_check, "--check and --no-check contradict each other; give only one"),
         (options.best_of > 1 and options.budget, "--best-of and --budget contradict each other; give only one"),
         (
-            options.head is not None and (options.score or several),
-            "--head ranks the samples of one draw; leave out --score, --best-of and --budget",
-        ),
-        (
             several and no_score,
             "--best-of and --budget need a score; leave out --propagation none, or add --check 20",
         ),
@@ -351,7 +336,6 @@ class Plan:
         estimator, check, schedule: Options of :func:`fmwc.sample`. Schedule `None`: the domain's default.
         candidates: The number of candidates per sample.
         fits_schedule: Whether a pilot run chooses the schedule.
-        head: The head that ranks the samples, if it is not the checkpoint's score.
     """
 
     options: Sample
@@ -363,7 +347,6 @@ class Plan:
     schedule: Schedule | None
     candidates: int
     fits_schedule: bool
-    head: EvidenceHead | None = None
 
     @property
     def rank_by(self) -> str:
@@ -553,18 +536,14 @@ def draw(
     source = confidence_source(field.reference)
     how, record = settled(plan, record, schedule, profile)
     made = {**record.made(), "made_from": source}
-    if plan.head is not None:
-        require_new_samples(plan.head, record, options.seed)
     parts = Parts(folder.work / "parts", compact=domain.compact)
     how["config"] = replace(how["config"], parts=parts, on_step=on_step)
-    compares_all = record.transport or options.score or options.keep < 1 or plan.candidates > 1 or plan.head
+    compares_all = record.transport or options.score or options.keep < 1 or plan.candidates > 1
     if not compares_all and domain.streams(field, options.count, options.label, **how):
         say_on_stderr(source if plan.estimator is not None else "these samples have no confidence (--propagation none)")
         return _streamed(plan, how, made, bar)
     run = replace(_candidates(plan, folder, how, bar), made=made)
-    if plan.head is not None:
-        run = plan.head.ranked(run)
-    elif plan.rank_by:
+    if plan.rank_by:
         run = run.ranked_by(plan.rank_by)
     elif (
         options.label is None and len(run.times) and getattr(field.reference, "standard", None) and run.standard is None
@@ -598,13 +577,6 @@ def settled(
         "config": config,
     }
     return how, record
-
-
-def require_new_samples(head: EvidenceHead, record: RunRecord, seed: int) -> None:
-    """Raise if a head was fitted to samples of this seed, or to samples with other evidence."""
-    require_same(head.settings, record.evidence_settings(), "the head was fitted to samples drawn differently")
-    if head.seed == seed:
-        raise UsageError(f"the head was fitted to samples of seed {seed}; draw new ones with another --seed")
 
 
 def _streamed(plan: Plan, how: dict[str, Any], made: dict[str, Any], bar: Bar) -> Iterator[Trajectory]:

@@ -154,10 +154,6 @@ Good = Annotated[
     ),
 ]
 Bad = Annotated[str, Option(help="Like --good, for failed samples.")]
-HeadFolder = Annotated[
-    Path | None,
-    Option(help="Rank by a head that fmwc learn fitted to labels (its folder), instead of the checkpoint's score."),
-]
 
 
 # ---- commands, in the order of the help text ------------------------------------------------------------------------
@@ -386,7 +382,6 @@ class Sample:
     score: Annotated[
         str, Option(help="Score to rank samples by; default: the checkpoint's, or dispersion with --transport.")
     ] = ""
-    head: HeadFolder = None
     keep: Annotated[float, Option(help="Share of samples to keep, most confident first.")] = 1.0
     check: Annotated[
         int,
@@ -532,41 +527,12 @@ class Filter:
         bool, Option(help="State that the labelled samples are a random choice, although their scores differ.")
     ] = False
     score: Annotated[str, Option(help="Score to rank by; default: the run's score.")] = ""
-    head: HeadFolder = None
     force: Force = False
 
     def run(self) -> None:
         from fmwc.cli.filter import filter_samples
 
         _print_outcome(*filter_samples(self), "filter")
-
-
-@app.command("learn")
-@dataclass(frozen=True)
-class Learn:
-    """Fit a ranking of samples to labels, such as the results of DFT.
-
-    Fits a head, a logistic regression of the evidence of each sample (variance, trajectory, checks, number of atoms),
-    and compares it by cross-validation with the default score and with fewest atoms first. Samples drawn with
-    --every 5 hold more evidence. Writes head.json, and learn.csv with the cross-validated score of each labelled
-    sample. Then draw new samples with fmwc sample --head FOLDER and another seed, or rank drawn ones with
-    fmwc filter --head FOLDER.
-    """
-
-    samples: Samples
-    out: Out
-    labels: Labelled = ""
-    column: Column = ""
-    good: Good = ""
-    bad: Bad = ""
-    force: Force = False
-
-    def run(self) -> None:
-        from fmwc.cli.learn import learn
-
-        learned = learn(self)
-        print_table(learned.comparison, "cross-validated")
-        _print_outcome(learned.summary, learned.written, "learn")
 
 
 @app.command("edit")
@@ -794,25 +760,3 @@ class Studio:
         from fmwc.studio.server import serve
 
         serve(self, say)
-
-
-@app.command("rules")
-@dataclass(frozen=True)
-class Rules:
-    """List the operations that the diagonal estimator supports.
-
-    The other estimators need no rules.
-    """
-
-    as_json: Annotated[bool, Option("--json", help="Print JSON with all forms of each operation.")] = False
-
-    def run(self) -> None:
-        from fmwc.moments import rule_rows, short_names
-
-        rows = rule_rows()
-        if self.as_json:
-            say(json.dumps(rows, indent=1, ensure_ascii=False))
-            return
-        short = [{**row, "names": short_names(row["spellings"])} for row in rows]
-        print_table([{name: row[name] for name in ("operation", "exactness", "names")} for row in short], "rules")
-        say("Each rule covers all forms of an operation: torch.x, Tensor.x, F.x, operators, in-place x_ (see --json).")

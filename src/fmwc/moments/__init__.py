@@ -1,5 +1,6 @@
 """Moments through a network: the Gaussian tensor, its rule table, and closures for nonlinearities."""
 
+import fmwc.moments.table  # noqa: F401  adds in-place forms to the rule table
 from fmwc.moments.attention import multi_head_attention
 from fmwc.moments.gaussian import (
     CLOSURES,
@@ -20,7 +21,6 @@ from fmwc.moments.gaussian import (
     register,
 )
 from fmwc.moments.norms import IN_EXPECTATION
-from fmwc.moments.table import rule_rows, short_names  # fills the table
 
 __all__ = [
     "CLOSURES",
@@ -41,6 +41,4 @@ __all__ = [
     "moments_of",
     "multi_head_attention",
     "register",
-    "rule_rows",
-    "short_names",
 ]

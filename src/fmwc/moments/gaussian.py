@@ -274,7 +274,7 @@ def refusal(func: Any, args: Any, kwargs: Any) -> str:
             "(x = x + y), create the target with x.new_zeros, or use the linearised estimator"
         )
     return (
-        f"no rule carries a variance through {name}({kinds}); add one with fmwc.moments.register (fmwc rules), "
+        f"no rule carries a variance through {name}({kinds}); add one with fmwc.moments.register, "
         "or use the linearised estimator, which needs no rules"
     )
 

@@ -16,7 +16,7 @@ from fmwc.estimators import Transported
 from fmwc.files import read_tensors, written
 from fmwc.identity import SEAL, digest_parts
 from fmwc.readers import anything, array, choice, mapping, number, record, text, whole
-from fmwc.sampling.trajectory import DISPERSION, EVIDENCE, HEAD, SAMPLES, SCORES, Standard, Trajectory, names_of, parsed
+from fmwc.sampling.trajectory import DISPERSION, EVIDENCE, SAMPLES, SCORES, Standard, Trajectory, names_of, parsed
 from fmwc.state import channels
 
 
@@ -184,7 +184,7 @@ def _row_of(value: Any, where: str) -> Any:
 
 def _known_score(value: Any, where: str) -> Any:
     for name in names_of(text(1000)(value, where)):
-        choice(*SCORES, DISPERSION, *EVIDENCE, HEAD)(parsed(name)[1], where)
+        choice(*SCORES, DISPERSION, *EVIDENCE)(parsed(name)[1], where)
     return value
 
 

@@ -93,7 +93,6 @@ SCORES: dict[str, Callable[..., Tensor]] = {
 TAKES_WINDOW = ("temporal_ratio", "integrated", "geometric")
 DISPERSION, SPREAD = "dispersion", "spread"
 EVIDENCE = (SPREAD, "detour", "echo", "contest", "nearest")  # scores that need no variance
-HEAD = "head"  # the score of a head that was fitted to labels (fmwc.uses.heads)
 
 
 def _require_rising(early: float, late: float, *, may_meet: bool = False) -> None:
