@@ -231,7 +231,7 @@ VERBS = [
     for name, span in INLINE
     if re.match(r"((\.venv/bin/)?fmwc|(\.venv/bin/)?python -m experiments)( |$)", span) and "|" not in span
 ]
-STARTS = r"(\w+ = )?(fmwc\.|traj\.|field\.\w+\(|(attach|survey|Linearised)\()"
+STARTS = r"(\w+ = )?(fmwc\.|traj\.|field\.\w+\(|(attach|Linearised)\()"
 CALLS = [(name, span) for name, span in INLINE if re.match(STARTS, span)]
 
 
@@ -252,9 +252,8 @@ import ast, inspect, json, sys
 import fmwc
 from fmwc import attach
 from fmwc.estimators import Linearised
-from fmwc.sampling import survey
 
-NAMES = {"fmwc": fmwc, "attach": attach, "survey": survey, "Linearised": Linearised}
+NAMES = {"fmwc": fmwc, "attach": attach, "Linearised": Linearised}
 CLASSES = {"traj": fmwc.Trajectory, "field": fmwc.Field}
 
 def check(node):

@@ -27,7 +27,7 @@ from fmwc.sampling import (
     Schedule,
     Trajectory,
     Uniform,
-    survey,
+    fit_grid,
 )
 from fmwc.sampling.config import needs_moments
 from fmwc.uses.edit import critical_time, edit, random_times
@@ -123,10 +123,8 @@ ByCount = Callable[[int], Controller]  # a controller for a number of steps
 def _controllers(experiment: Experiment, pilot: Trajectory) -> dict[str, ByCount]:
     """Return the controllers by name; the first is the baseline."""
 
-    planner = survey(None, pilot=pilot, power=experiment.power)
-
     def grid(steps: int) -> Controller:
-        return Grid(planner.grid(steps))
+        return fit_grid(None, steps, pilot=pilot, power=experiment.power)
 
     def extrapolated(times: ByCount) -> ByCount:
         return lambda steps: Extrapolated(times(steps), experiment.weight)
@@ -138,7 +136,6 @@ def _controllers(experiment: Experiment, pilot: Trajectory) -> dict[str, ByCount
         "fitted grid": grid,
         "uniform, extrapolated": extrapolated(Uniform),
         "fitted grid, extrapolated": extrapolated(grid),
-        "planned, extrapolated by variance": planner.plan,
     }
 
 

@@ -25,18 +25,18 @@ from fmwc.report.run import note_of
 from fmwc.report.table import Table
 from fmwc.sampling import (
     AsReference,
-    Profile,
+    Grid,
     SamplingConfig,
     Schedule,
     Trajectory,
     default_estimator,
+    fit_grid,
     fit_schedule,
     growing,
     needs_variance,
     noise,
     sample,
     stream,
-    survey,
 )
 from fmwc.state import channels
 
@@ -201,11 +201,11 @@ class Domain(ABC):
         made, config = reference.read_with, options.get("config") or SamplingConfig()
         return made is not None and config.controller is None and (options.get("steps") or 50) == made.steps
 
-    def survey(self, field: Field, seed: int, progress: Show, label: int | None = None) -> Profile:
-        """Measure the variance along trajectories with a pilot run."""
+    def fit_grid(self, field: Field, steps: int, seed: int, progress: Show, label: int | None = None) -> Grid:
+        """Fit the times of steps to the variance of a pilot run."""
         count = self.pilot(field.device)
         run = self.draw(field, count, derive(seed, "pilot"), progress, label, schedule=Schedule.every(1), check=False)
-        return survey(field, pilot=run)
+        return fit_grid(field, steps, pilot=run)
 
     def fit_schedule(
         self, field: Field, seed: int, progress: Show, label: int | None = None, **options: Any

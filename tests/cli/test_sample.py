@@ -13,13 +13,14 @@ from fmwc.sampling import (
     Damped,
     Ema,
     Extrapolated,
+    Grid,
     Reference,
     SamplingConfig,
     Trajectory,
     Uniform,
+    fit_grid,
     fit_schedule,
     read_with,
-    survey,
 )
 from fmwc.sampling.config import follows, needs_moments
 from fmwc.uses.guidance import Guidance
@@ -46,16 +47,15 @@ def by_variance(tmp_path_factory):
     return folder
 
 
-def profile(field):
-    return survey(field, pilot=PILOT, seed=derive(0, "pilot"), config=SamplingConfig(batch=2048))
+def fitted(field):
+    return fit_grid(field, 6, pilot=PILOT, seed=derive(0, "pilot"), config=SamplingConfig(batch=2048))
 
 
 LIBRARY = {
     "uniform": lambda field: {"steps": 6},
     "ema": lambda field: {"controller": Ema(6)},
     "damped": lambda field: {"controller": Damped(6)},
-    "grid": lambda field: {"times": profile(field).grid(6)},
-    "planned": lambda field: {"controller": profile(field).plan(6)},
+    "grid": lambda field: {"controller": fitted(field)},
     "extrapolated": lambda field: {"controller": Extrapolated(Uniform(6))},
 }
 
@@ -69,14 +69,13 @@ def test_a_controller_by_name_equals_the_library_class(name, run, tmp_path):
     made = Trajectory.load(tmp_path)
     torch.testing.assert_close(made.x, fmwc.sample(field, 20, **arguments(seed=0, **LIBRARY[name](field))).x)
     assert made.made["controller"] == name
-    assert ("pilot run" in err) == CONTROLLERS[name].needs_pilot
+    assert ("pilot run" in err) == (CONTROLLERS[name].make is None)
 
 
 def test_the_table_describes_the_controllers():
     assert LIBRARY.keys() == CONTROLLERS.keys()
-    seen = survey(fmwc.load("checkerboard"), pilot=5, steps=5)
     for name, kind in CONTROLLERS.items():
-        made = kind.make(4, seen)
+        made = kind.make(4) if kind.make else Grid((0.0, 1.0))
         assert (kind.reads_variance, kind.changes_velocity) == (needs_moments(made), follows(made)), name
         assert made.steps == 4
 
@@ -211,7 +210,7 @@ BAD = {
     "few readings of another score": (("--adaptive", "--score", "peak"), "leave out --score"),
     "name": (("--controller", "unifrom"), "did you mean 'uniform'"),
     "no variance": (("--controller", "ema", "--propagation", "none"), "leave out --propagation none"),
-    "some of it": (("--controller", "planned", "--every", 5), "leave out --every"),
+    "some of it": (("--controller", "ema", "--every", 5), "leave out --every"),
     "stepper": (("--controller", "damped", "--stepper", "heun"), "leave out --stepper heun"),
     "transport": (("--controller", "extrapolated", "--transport"), "leave out --transport"),
     "guided transport": (("--guide", 0.2, "--transport"), "leave out --transport"),

@@ -15,15 +15,13 @@ from fmwc.sampling import (
     Ema,
     Extrapolated,
     Grid,
-    Planned,
-    Profile,
     Sampler,
     SamplingConfig,
     Schedule,
+    Trajectory,
     Uniform,
     fit_grid,
     sample,
-    survey,
 )
 from fmwc.sampling.adaptive import std_norm
 from fmwc.state import tree_map
@@ -50,24 +48,21 @@ def walk(controller, readings, start=0.0):
     return torch.stack(grid)
 
 
-def rising(times):
-    """Return a profile with σ² proportional to t, so that u(t) = t² up to the steps of the pilot run."""
-    return Profile(times, ((times + 1 / (2 * len(times))) ** 0.5)[:, None].expand(-1, 3), 2.0)
-
-
-FLAT = Profile(torch.arange(10) / 10, torch.full((10, 4), 0.3), 3.0)
-RISING = rising(torch.arange(200) / 200)
+def pilot(times, std):
+    """Return a run with these σ, `(R, P)`, at these times."""
+    times = torch.as_tensor(times)[:, None].expand(-1, std.shape[1])
+    var = std.square()[..., None]
+    x = torch.zeros(std.shape[1], 1)
+    return Trajectory(x=x, x0=x, times=times, mean=torch.zeros_like(var), var=var, grid=torch.cat([times, times[:1]]))
 
 
 def everyone(steps=6):
     """Every adaptive controller, by name."""
     return {
-        "ema": Ema(steps, 0.4, 2.0),
+        "ema": Ema(steps, 0.4),
         "damped": Damped(steps, 0.3, 0.4, 0.5),
-        "planned": Planned(RISING, steps, 1.0),
         "extrapolated": Extrapolated(Uniform(steps)),
-        "extrapolated, by variance": Extrapolated(Planned(RISING, steps, 0.5), 0.5, 1.0, RISING),
-        "plan": RISING.plan(steps),
+        "extrapolated, ema": Extrapolated(Ema(steps, 0.4), 0.7),
         "extrapolated, damped": Extrapolated(Damped(steps, 0.3, 0.4, 0.5)),
     }
 
@@ -93,35 +88,35 @@ def test_channels_count_in_their_units():
 
 
 def test_the_step_of_ema_by_hand():
-    """λ = ½, b = 2, N = 4. σ̄ starts at σ(0) and averages σ; the remaining time is divided among the remaining steps."""
+    """λ = ½, N = 4. σ̄ starts at σ(0) and averages σ; the remaining time is divided among the remaining steps."""
     sigmas = [(1.0, 2.0), (2.0, 2.0), (1.0, 1.0), (5.0, 1.0)]
-    grid = walk(Ema(4, 0.5, 2.0), [read(*s) for s in sigmas])
+    grid = walk(Ema(4, 0.5), [read(*s) for s in sigmas])
     for sample_ in range(2):
         t, mean = 0.0, sigmas[0][sample_]
         for step, row in enumerate(sigmas):
             mean = row[sample_] if step == 0 else (mean + row[sample_]) / 2
-            dt = (1 - t) / (4 - step) * (mean / row[sample_]) ** 2
+            dt = (1 - t) / (4 - step) * (mean / row[sample_]) ** 0.5
             t = 1.0 if step == 3 else min(t + max(dt, 0.01 / 4), 1.0)
             assert grid[step + 1, sample_].item() == pytest.approx(t, rel=1e-5)
 
 
 def test_ema_is_clipped():
-    grid = walk(Ema(3, 0.01, 4.0), [read(1.0), read(100.0), read(100.0)])
+    grid = walk(Ema(3, 1e-5), [read(1.0), read(1e6), read(1e6)])
     assert grid[2, 0].item() - grid[1, 0].item() == pytest.approx(0.01 / 3, rel=1e-3)
-    assert walk(Ema(3, 0.01, 4.0, smallest=0.1), [read(1.0), read(100.0)])[2, 0].item() == pytest.approx(1 / 3 + 0.1)
-    early = walk(Ema(4, 0.01, 4.0), [read(1.0), read(0.001), read(0.001), read(0.001)])
+    assert walk(Ema(3, 1e-5, smallest=0.1), [read(1.0), read(1e6)])[2, 0].item() == pytest.approx(1 / 3 + 0.1)
+    early = walk(Ema(4, 0.01), [read(1.0), read(0.001), read(0.001), read(0.001)])
     assert early[2:, 0].tolist() == [1, 1, 1]
 
 
-@given(st.integers(1, 20), st.floats(0, 0.9), st.lists(st.floats(0, 9, width=32), min_size=20, max_size=20))
-def test_without_boost_ema_is_uniform(steps, start, sigmas):
-    grid = walk(Ema(steps, 0.3, 0.0), [read(s) for s in sigmas[:steps]], start)
+@given(st.integers(1, 20), st.floats(0, 0.9), st.floats(0, 9, width=32))
+def test_ema_of_a_constant_variance_is_uniform(steps, start, sigma):
+    grid = walk(Ema(steps, 0.3), [read(sigma)] * steps, start)
     torch.testing.assert_close(grid[:, 0], torch.linspace(start, 1, steps + 1), atol=1e-5, rtol=0)
     assert grid[-1, 0] == 1
 
 
 def test_zero_variance_gives_equal_steps():
-    assert walk(Ema(2, 0.3, 2.0), [read(0.0), read(0.0)])[:, 0].tolist() == [0, 0.5, 1]
+    assert walk(Ema(2, 0.3), [read(0.0), read(0.0)])[:, 0].tolist() == [0, 0.5, 1]
     kept = Damped(2, 0.0).begin(PLANE).follow(torch.ones(1, 2), torch.zeros(1), read(0.0), {})
     assert kept.tolist() == [[1, 1]]
 
@@ -218,51 +213,32 @@ def test_damping_slows(mlp):
 
 @given(st.integers(1, 30), st.floats(0, 8))
 def test_a_constant_profile_gives_equal_steps(steps, power):
-    profile = Profile(torch.arange(7) / 7, torch.full((7, 3), 0.2), power)
-    assert profile.grid(steps) == pytest.approx([n / steps for n in range(steps + 1)], abs=1e-6)
-    Grid(profile.grid(steps))
+    grid = fit_grid(None, steps, pilot=pilot(torch.arange(7) / 7, torch.full((7, 3), 0.2)), power=power)
+    assert grid.times == pytest.approx([n / steps for n in range(steps + 1)], abs=1e-6)
 
 
 def test_quantiles_of_a_known_profile():
-    """m(t) = t: the share below t is t²."""
-    assert RISING.grid(5) == pytest.approx([math.sqrt(n / 5) for n in range(6)], abs=2e-3)
-    times = torch.tensor([0.0, 0.8])
-    steep = Profile(times, torch.tensor([[1.0, 1.0], [3.0, 1.0]]), 2.0)  # densities 1 and 5: shares 0.8 and 1
-    assert steep.grid(2) == pytest.approx((0, 0.8 + 0.1 / 5, 1))
-    assert steep.usually(torch.tensor([0.0, 0.9]))[0].item() == pytest.approx(1)
-
-
-@given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=8))
-def test_time_and_share_are_inverse(times):
-    t = torch.tensor(times)
-    torch.testing.assert_close(RISING.time(RISING.share(t)), t, atol=1e-4, rtol=0)
+    """σ² = t: the share below t is t²."""
+    times = torch.arange(200) / 200
+    rising = pilot(times, (times + 1 / 400).sqrt()[:, None].expand(-1, 3))
+    assert fit_grid(None, 5, pilot=rising).times == pytest.approx([math.sqrt(n / 5) for n in range(6)], abs=2e-3)
+    steep = pilot([0.0, 0.8], torch.tensor([[1.0, 1.0], [3.0, 1.0]]))  # densities 1 and 5
+    assert fit_grid(None, 2, pilot=steep).times == pytest.approx((0, 0.8 + 0.1 / 5, 1))
 
 
 def test_a_grid_from_a_field(mlp):
     grid = fit_grid(mlp, 5, pilot=20)
     assert sample(mlp, 3, config=SamplingConfig(controller=grid)).evaluations == 5
-    pilot = sample(mlp, 20, steps=50)
-    assert fit_grid(mlp, 5, pilot=pilot) == grid
-    assert fit_grid(mlp, 5, pilot=pilot, power=0.0).times == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1], abs=1e-6)
+    run = sample(mlp, 20, steps=50)
+    assert fit_grid(mlp, 5, pilot=run) == grid
+    assert fit_grid(mlp, 5, pilot=run, power=0.0).times == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1], abs=1e-6)
 
 
 def test_a_pilot_without_variance_still_gives_a_grid():
-    assert Profile(torch.arange(4) / 4, torch.zeros(4, 2), 4.0).grid(2) == pytest.approx((0, 0.5, 1))
+    assert fit_grid(None, 2, pilot=pilot(torch.arange(4) / 4, torch.zeros(4, 2))).times == (0, 0.5, 1)
 
 
-# ---- ours ------------------------------------------------------------------------------------------------------------
-
-
-def test_planned_without_boost_is_the_fitted_grid(mlp):
-    run = sample(mlp, 4, config=SamplingConfig(controller=Planned(RISING, 5, 0.0)))
-    torch.testing.assert_close(run.grid, torch.tensor(RISING.grid(5))[:, None].expand(6, 4), atol=1e-5, rtol=0)
-
-
-def test_the_step_of_a_plan_by_hand():
-    """On a flat profile (u = t, σ̄ = 0.3) with b = 1, twice the σ of the pilot run gives half the share."""
-    grid = walk(Planned(FLAT, 3, 1.0), [read(0.6, 0.3), read(0.3, 0.15), read(0.1, 0.1)])
-    torch.testing.assert_close(grid[:, 0], torch.tensor([0, 1 / 6, 1 / 6 + 5 / 12, 1]), atol=1e-5, rtol=0)
-    torch.testing.assert_close(grid[:, 1], torch.tensor([0, 1 / 3, 1, 1]), atol=1e-5, rtol=0)
+# ---- extrapolation ---------------------------------------------------------------------------------------------------
 
 
 def test_extrapolation_is_second_order():
@@ -281,18 +257,6 @@ def test_extrapolation_is_second_order():
     assert error(Extrapolated(Uniform(40))) / error(Extrapolated(Uniform(80))) == pytest.approx(4, rel=0.1)
     warped = [tuple((n / k) ** 1.5 for n in range(k + 1)) for k in (40, 80)]
     assert error(Extrapolated(Grid(warped[0]))) / error(Extrapolated(Grid(warped[1]))) == pytest.approx(4, rel=0.15)
-
-
-def test_extrapolation_by_variance_by_hand():
-    """σ is 0.45 instead of 0.3 in the pilot run, so θ = ½ · 1.5; the factor is at most 2."""
-    for sigma, weight in ((0.45, 0.75), (30.0, 1.0), (0.01, 0.25)):
-        controller = Extrapolated(Uniform(2), 0.5, 1.0, FLAT).begin(PLANE)
-        start, first, second = torch.zeros(1), torch.ones(1, 2), torch.full((1, 2), 3.0)
-        controller.next_time(0, start, start, read(0.3))
-        assert torch.equal(controller.follow(first, start, read(0.3), {}), first)
-        controller.next_time(1, start + 0.5, start, read(sigma))
-        kept = controller.follow(second, start + 0.5, read(sigma), {})
-        assert kept[0, 0].item() == pytest.approx(3 + weight * 2, rel=1e-4)
 
 
 # ---- laws of every controller ----------------------------------------------------------------------------------------
@@ -346,24 +310,18 @@ def test_controllers_of_another_score_have_no_reference_of_equal_steps(mlp):
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
-PLAN = Planned(FLAT, 3)
+FLAT = pilot(torch.arange(10) / 10, torch.full((10, 4), 0.3))
 BAD = {
     "no steps": (lambda: Ema(0), "number of steps must be at least 1, got 0"),
     "no damped steps": (lambda: Damped(0), "number of steps must be at least 1, got 0"),
-    "no planned steps": (lambda: Planned(FLAT, 0), "number of steps must be at least 1, got 0"),
-    "no grid": (lambda: FLAT.grid(0), "number of steps must be at least 1, got 0"),
+    "no grid": (lambda: fit_grid(None, 0, pilot=FLAT), "at least 1"),
     "rate": (lambda: Ema(3, 0.0), r"must lie in \(0, 1\], got 0.0"),
     "damped rate": (lambda: Damped(3, rate=1.1), r"must lie in \(0, 1\], got 1.1"),
-    "boost": (lambda: Ema(3, boost=-1.0), "boost must be at least 0, got -1"),
-    "NaN": (lambda: Planned(FLAT, 3, float("nan")), "boost must be at least 0, got nan"),
     "smallest": (lambda: Ema(3, smallest=-1.0), "smallest must be at least 0"),
     "late": (lambda: Damped(3, late=2.0), r"late must lie in \[0, 1\], got 2.0"),
     "gain": (lambda: Damped(3, gain={"x": -0.5}), "gain must be at least 0, got -0.5"),
-    "power": (lambda: Profile(torch.zeros(1), torch.ones(1, 1), -1.0), "power must be at least 0"),
-    "times that fall": (lambda: Profile(torch.tensor([0.5, 0.2]), torch.ones(2, 1), 1.0), "times that rise"),
-    "no readings": (lambda: Profile(torch.zeros(0), torch.ones(0, 1), 1.0), "times that rise"),
+    "power": (lambda: fit_grid(None, 2, pilot=FLAT, power=-1.0), "power must be at least 0"),
     "weight": (lambda: Extrapolated(Uniform(2), -1.0), "weight must be at least 0"),
-    "no profile": (lambda: Extrapolated(Uniform(2), boost=1.0), "give profile=survey"),
 }
 
 
@@ -376,7 +334,7 @@ def test_invalid_options(name):
 
 REFUSED = {
     "no confidence": ({"controller": Ema(3), "confidence": None}, "Ema needs the variance at every step"),
-    "a schedule": ({"controller": PLAN, "schedule": Schedule.every(2)}, "Planned needs the variance at every step"),
+    "a schedule": ({"controller": Ema(3), "schedule": Schedule.every(2)}, "Ema needs the variance at every step"),
     "at least one time": (
         {"controller": Damped(3), "schedule": Schedule.at([0.5])},
         "Damped needs the variance at every step",
@@ -402,12 +360,12 @@ def test_a_gain_for_an_unknown_channel_is_refused(mlp, product):
 
 
 def test_pilots_without_shared_readings_are_refused(mlp):
-    for pilot in (
+    for other in (
         sample(mlp, 3, steps=4, confidence=None),
-        sample(mlp, 3, config=SamplingConfig(controller=Ema(4, boost=3.0))),
+        sample(mlp, 3, config=SamplingConfig(controller=Ema(4))),
     ):
         with pytest.raises(UsageError, match="at the same times for every sample"):
-            survey(mlp, pilot=pilot)
+            fit_grid(mlp, 3, pilot=other)
 
 
 def test_a_plain_network_can_be_extrapolated():
@@ -425,7 +383,7 @@ def test_a_plain_network_can_be_extrapolated():
 
 
 def test_a_run_on_a_grid_is_transported(mlp):
-    run = sample(mlp, 3, transport=True, config=SamplingConfig(controller=Ema(4, boost=2.0)))
+    run = sample(mlp, 3, transport=True, config=SamplingConfig(controller=Ema(4)))
     assert run.transported is not None
     assert run.score("dispersion").shape == (3,)
     assert not torch.equal(run.grid[:, 0], run.grid[:, 1])

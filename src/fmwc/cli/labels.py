@@ -168,7 +168,7 @@ def labels_given(options: Filter) -> bool:
     return bool(options.labels or options.column or options.good or options.bad)
 
 
-def read_labels(options: Filter | Learn, names: Sequence[str], table: Table | None) -> Labels:
+def read_labels(options: Filter, names: Sequence[str], table: Table | None) -> Labels:
     """Read which samples failed from a file, or from a column of the samples' table.
 
     A file with a column `name` is matched by name; samples that it does not name have no label. A file without names
@@ -193,7 +193,7 @@ def read_labels(options: Filter | Learn, names: Sequence[str], table: Table | No
     return Labels(criterion._replace(column=column).failed(table, f"the table's column '{column}'"))
 
 
-def _criterion(options: Filter | Learn) -> Criterion:
+def _criterion(options: Filter) -> Criterion:
     """Return the criterion of the options `column`, `good` and `bad`."""
     if options.good and options.bad:
         raise UsageError("labels come from one column: give --good or --bad, not both")

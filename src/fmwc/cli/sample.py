@@ -38,7 +38,6 @@ from fmwc.sampling import (
     Extrapolated,
     Grid,
     Parts,
-    Profile,
     SamplingConfig,
     Schedule,
     Trajectory,
@@ -86,27 +85,22 @@ class ControllerKind(NamedTuple):
     """A step-size controller that can be chosen by name.
 
     Attributes:
-        make: A function of the number of steps and the profile of a pilot run that returns the controller.
-        needs_pilot: Whether it needs that profile.
+        make: A function of the number of steps; `None` if the controller is fitted to a pilot run.
         reads_variance: Whether it needs the variance at every step.
         changes_velocity: Whether it changes the velocity, so that the times alone do not determine the trajectory.
     """
 
-    make: Callable[[int, Any], Controller]
-    needs_pilot: bool = False
+    make: Callable[[int], Controller] | None
     reads_variance: bool = False
     changes_velocity: bool = False
 
 
 CONTROLLERS: dict[str, ControllerKind] = {
-    "uniform": ControllerKind(lambda steps, _: Uniform(steps)),
-    "ema": ControllerKind(lambda steps, _: Ema(steps), reads_variance=True),
-    "damped": ControllerKind(lambda steps, _: Damped(steps), reads_variance=True, changes_velocity=True),
-    "grid": ControllerKind(lambda steps, profile: Grid(profile.grid(steps)), needs_pilot=True),
-    "planned": ControllerKind(
-        lambda steps, profile: profile.plan(steps), needs_pilot=True, reads_variance=True, changes_velocity=True
-    ),
-    "extrapolated": ControllerKind(lambda steps, _: Extrapolated(Uniform(steps)), changes_velocity=True),
+    "uniform": ControllerKind(Uniform),
+    "ema": ControllerKind(Ema, reads_variance=True),
+    "damped": ControllerKind(Damped, reads_variance=True, changes_velocity=True),
+    "grid": ControllerKind(None),
+    "extrapolated": ControllerKind(lambda steps: Extrapolated(Uniform(steps)), changes_velocity=True),
 }
 
 
@@ -532,9 +526,9 @@ def draw(
     options, domain, field = plan.options, plan.domain, plan.field
     for remark in domain.effect_of_controls(field):
         say_on_stderr(remark)
-    profile, record, schedule = _pilot(plan, bar)
+    grid, record, schedule = _pilot(plan, bar)
     source = confidence_source(field.reference)
-    how, record = settled(plan, record, schedule, profile)
+    how, record = settled(plan, record, schedule, grid)
     made = {**record.made(), "made_from": source}
     parts = Parts(folder.work / "parts", compact=domain.compact)
     how["config"] = replace(how["config"], parts=parts, on_step=on_step)
@@ -558,16 +552,16 @@ def draw(
 
 
 def settled(
-    plan: Plan, record: RunRecord, schedule: Schedule | None, profile: Profile | None = None
+    plan: Plan, record: RunRecord, schedule: Schedule | None, grid: Grid | None = None
 ) -> tuple[dict[str, Any], RunRecord]:
     """Return the options of :meth:`Domain.draw` and the record of the run, after the pilot, if there was one."""
-    field, uniform = plan.field, record.controller == "uniform"
+    field, uniform, make = plan.field, record.controller == "uniform", record.kind.make
     used = field.schedule if schedule is not None and schedule.is_adaptive else schedule
     record = replace(record, read_at=0 if used is None else used.times or used.stride)
     config = SamplingConfig(
         stepper=record.stepper,
         decoder=record.decoder(field),
-        controller=None if uniform else record.kind.make(record.steps, profile),
+        controller=None if uniform else make(record.steps) if make else grid,
     )
     how = {
         "steps": record.steps if uniform else None,
@@ -594,21 +588,21 @@ def write(plan: Plan, samples: Trajectory | Iterator[Trajectory], folder: Folder
     return plan.domain.write_stream(samples, plan.options.count, folder.path)
 
 
-def _pilot(plan: Plan, bar: Bar) -> tuple[Profile | None, RunRecord, Schedule | None]:
+def _pilot(plan: Plan, bar: Bar) -> tuple[Grid | None, RunRecord, Schedule | None]:
     """Run a pilot for the controller or for the schedule, if one of them needs it."""
     options, record, domain, field = plan.options, plan.record, plan.domain, plan.field
-    if not (record.kind.needs_pilot or plan.fits_schedule):
+    if record.kind.make and not plan.fits_schedule:
         return None, record, plan.schedule
-    profile, schedule = None, plan.schedule
+    grid, schedule = None, plan.schedule
     with bar("pilot run to measure the variance", domain.pilot(field.device)) as show:
-        if record.kind.needs_pilot:
-            profile = domain.survey(field, options.seed, show, options.label)
+        if record.kind.make is None:
+            grid = domain.fit_grid(field, record.steps, options.seed, show, options.label)
         else:
             config = SamplingConfig(stepper=record.stepper)
             how = {"steps": record.steps, "confidence": plan.estimator, "config": config}
             fitted = domain.fit_schedule(field, options.seed, show, options.label, **how)
             schedule = Schedule.at(fitted.times)  # drops its reference, because a pilot run is too small for one
-    return profile, replace(record, pilot=options.seed), schedule
+    return grid, replace(record, pilot=options.seed), schedule
 
 
 def _candidates(plan: Plan, folder: Folder, how: dict[str, Any], bar: Bar) -> Trajectory:

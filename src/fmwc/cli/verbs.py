@@ -353,8 +353,8 @@ class Sample:
     controller: Annotated[
         str,
         Option(
-            help="Step-size controller: uniform, ema, damped (both from the paper) or extrapolated; or, fitted to the "
-            "variance of a pilot run, grid (the same steps for all samples) or planned (per sample)."
+            help="Step-size controller: uniform, ema, damped (both from the paper), extrapolated (second-order steps), "
+            "or grid (the same steps for all samples, fitted to the variance of a pilot run)."
         ),
     ] = "uniform"
     guide: Annotated[

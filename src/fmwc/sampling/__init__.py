@@ -1,6 +1,6 @@
 """Sampling: integrate noise to a :class:`Trajectory` with confidence."""
 
-from fmwc.sampling.adaptive import Damped, Ema, Extrapolated, Planned, Profile
+from fmwc.sampling.adaptive import Damped, Ema, Extrapolated
 from fmwc.sampling.confidence import (
     Part,
     ReadWith,
@@ -22,7 +22,7 @@ from fmwc.sampling.config import (
     Uniform,
     decode_mean,
 )
-from fmwc.sampling.pilot import PILOT, fit_grid, fit_schedule, survey
+from fmwc.sampling.pilot import PILOT, fit_grid, fit_schedule
 from fmwc.sampling.recorder import VarianceRecorder, reread
 from fmwc.sampling.sampler import Sampler, noise, sample, stream
 from fmwc.sampling.storage import Parts, growing
@@ -43,8 +43,6 @@ __all__ = [
     "Grid",
     "Part",
     "Parts",
-    "Planned",
-    "Profile",
     "ReadWith",
     "Reference",
     "Sampler",
@@ -69,5 +67,4 @@ __all__ = [
     "sample",
     "standard_of",
     "stream",
-    "survey",
 ]

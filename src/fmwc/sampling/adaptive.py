@@ -1,7 +1,7 @@
 """Adaptive controllers: the variance of a sample sets its step sizes, or scales its velocity.
 
-:class:`Ema` and :class:`Damped` come from the paper (App. adaptive-controllers); the other controllers use a pilot run
-(:class:`Profile`). σ_j is ‖σ_t‖₂ of sample j in the units of its space, as in :attr:`Trajectory.std`.
+:class:`Ema` and :class:`Damped` come from the paper (App. adaptive-controllers). σ_j is ‖σ_t‖₂ of sample j in the units
+of its space, as in :attr:`Trajectory.std`. :class:`Extrapolated` makes the steps of another controller second order.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _InSpace:
 class Ema(_InSpace):
     r"""The paper's naive controller, which sets each sample's steps by the running mean of its σ.
 
-    .. math:: Δt_j = \frac{1 - t_j}{K_j} \left( \frac{\barσ_j}{σ_j(t_j)} \right)^b, \qquad
+    .. math:: Δt_j = \frac{1 - t_j}{K_j} \sqrt{\frac{\barσ_j}{σ_j(t_j)}}, \qquad
         \barσ_j ← (1 - λ) \barσ_j + λ σ_j(t_j)
 
     with K steps remaining and σ̄ starting at σ(0). As in the paper's text, the running mean is updated before it is
@@ -87,24 +87,22 @@ class Ema(_InSpace):
     Arguments:
         steps: The number of steps N.
         rate: λ.
-        boost: b; 0 gives equal steps.
         smallest: The shortest step; 10⁻²/N if `None`.
     """
 
     steps: int
     rate: float = 0.5
-    boost: float = 0.5
     smallest: float | None = None
     mean: Tensor | None = field(default=None, init=False, repr=False, compare=False)
     needs_variance = True
 
     def __post_init__(self) -> None:
-        _check(self.steps, self.rate, boost=self.boost, smallest=self.smallest or 0.0)
+        _check(self.steps, self.rate, smallest=self.smallest or 0.0)
 
     def next_time(self, step: int, t: Tensor, start: Tensor, moments: Any) -> Tensor:
         std = self._std(moments)
         self.mean = std if self.mean is None else torch.lerp(self.mean, std, self.rate)
-        ratio = (_positive(self.mean) / _positive(std)).pow(self.boost).clamp_max(1e6).to(t)
+        ratio = (_positive(self.mean) / _positive(std)).sqrt().clamp_max(1e6).to(t)
         smallest = SMALLEST / self.steps if self.smallest is None else self.smallest
         dt = ((1 - t) / (self.steps - step) * ratio).clamp_min(smallest)
         return _advance(t, dt, step == self.steps - 1)
@@ -176,132 +174,26 @@ class Damped(_InSpace):
         return torch.where(t.to(ratio)[rows] >= self.late, factor, torch.ones_like(factor))
 
 
-# ---- with a pilot run ------------------------------------------------------------------------------------------------
-
-MOST = 2.0  # largest factor by which θ may change; further extrapolation is unreliable
-
-
-class Profile:
-    r"""Profile of the variance over time, measured by a pilot run.
-
-    .. math:: m(t) = \frac1P \sum_j σ_j(t)^p, \qquad u(t) = \int_0^t m / \int_0^1 m
-
-    Steps with equal shares of u spend the network's evaluations where the variance is large. With p > 1, the few
-    doubtful samples dominate the mean; the other samples are accurate on any grid.
-
-    Arguments:
-        times: The pilot's times, rising from 0, `(R,)`. Each reading holds until the next one, and the last until t =
-            1.
-        std: σ of the pilot's samples at these times, `(R, P)`.
-        power: The exponent p.
-    """
-
-    def __init__(self, times: Tensor, std: Tensor, power: float) -> None:
-        _at_least(0, power=power)
-        if len(times) != len(std) or not len(times) or not bool((times.diff() > 0).all()) or times[0] < 0:
-            raise UsageError(
-                "a profile needs readings at times that rise from 0 and are the same for all samples of the pilot"
-            )
-        self.edges = torch.cat([times.double(), times.new_ones(1).double()]).cpu()
-        std = std.double().cpu()
-        self.usual = _positive(std).log().mean(1).exp()  # (R,)
-        # Divide by the largest, so that no power overflows; keep positive, so that u rises.
-        density = (std / _positive(std.amax())).pow(power).mean(1)
-        density = torch.where(density.amax() > 0, density, 1.0).clamp_min(1e-9 * density.amax())
-        shares = (density * self.edges.diff()).cumsum(0)
-        self.shares = torch.cat([shares.new_zeros(1), shares / shares[-1]])  # (R + 1,)
-
-    def share(self, t: Tensor) -> Tensor:
-        """Return u(t)."""
-        return _interpolated(t, self.edges, self.shares)
-
-    def time(self, share: Tensor) -> Tensor:
-        """Return t(u)."""
-        return _interpolated(share, self.shares, self.edges)
-
-    def usually(self, t: Tensor) -> Tensor:
-        """Return the geometric mean of the pilot's σ at t."""
-        return _interpolated(t, self.edges, torch.cat([self.usual, self.usual[-1:]]))
-
-    def grid(self, steps: int) -> tuple[float, ...]:
-        """Return the times that divide u into equal shares."""
-        _check(steps)
-        inner = self.time(torch.arange(1, steps, dtype=torch.float64) / steps)
-        return (float(self.edges[0]), *inner.tolist(), 1.0)
-
-    def plan(self, steps: int) -> Extrapolated:
-        """Return a controller that plans each sample's steps with this profile and extrapolates by the variance."""
-        return Extrapolated(Planned(self, steps), boost=1.0, profile=self)
-
-
-def _interpolated(x: Tensor, xs: Tensor, ys: Tensor) -> Tensor:
-    """Interpolate linearly, in double precision."""
-    xs, ys, at = xs.to(x.device), ys.to(x.device), x.double().contiguous()
-    right = torch.searchsorted(xs, at, right=True).clamp(1, len(xs) - 1)
-    weight = (at - xs[right - 1]) / (xs[right] - xs[right - 1])
-    return torch.lerp(ys[right - 1], ys[right], weight.clamp(0, 1)).to(x.dtype)
-
-
 @dataclass
-class Planned(_InSpace):
-    r"""Controller that replans the remaining steps of each sample at each step, with the profile of a pilot run.
-
-    .. math:: Δu_j = \frac{1 - u(t_j)}{K_j} \left( \frac{\barσ(t_j)}{σ_j(t_j)} \right)^b
-
-    A sample above the pilot's σ̄ takes a shorter step than the profile's shared grid, and one below it a longer step.
-    The last step ends at t = 1. With b = 0, all samples take the shared grid.
-
-    Arguments:
-        profile: The pilot's profile (:func:`fmwc.sampling.survey`).
-        steps: The number of steps N.
-        boost: b.
-    """
-
-    profile: Profile
-    steps: int
-    boost: float = 0.5
-    needs_variance = True
-
-    def __post_init__(self) -> None:
-        _check(self.steps, boost=self.boost)
-
-    def next_time(self, step: int, t: Tensor, start: Tensor, moments: Any) -> Tensor:
-        std = _positive(self._std(moments)).to(t)
-        ratio = (_positive(self.profile.usually(t)) / std).pow(self.boost).clamp_max(1e6)
-        done = self.profile.share(t)
-        share = _advance(done, ((1 - done) / (self.steps - step) * ratio).clamp_min(SMALLEST / self.steps), False)
-        return _advance(t, self.profile.time(share) - t, step == self.steps - 1)
-
-
-@dataclass
-class Extrapolated(_InSpace):
+class Extrapolated:
     r"""Controller that takes the times of another controller and extrapolates the velocity within each step.
 
-    .. math:: v ← v_i + θ_j Δt_i \frac{v_i - v_{i-1}}{Δt_{i-1}}, \qquad
-        θ_j = θ \left( \frac{σ_j(t_j)}{\barσ(t_j)} \right)^c
+    .. math:: v ← v_i + θ Δt_i \frac{v_i - v_{i-1}}{Δt_{i-1}}
 
-    θ = ½ with c = 0 is the two-step Adams–Bashforth rule: second order, with as many evaluations as Euler and without
-    variances. With c > 0, a sample above the pilot's σ̄ is extrapolated further (θ_j within a factor of 2 of θ),
-    because its velocity still changes where its variance is large.
+    θ = ½ is the two-step Adams–Bashforth rule: second order, with as many evaluations as Euler.
 
     Arguments:
         times: The controller that chooses the times.
         weight: θ.
-        boost: c; with 0, no variance is needed.
-        profile: The pilot's profile, for σ̄; required if c > 0.
     """
 
     times: Controller
     weight: float = 0.5
-    boost: float = 0.0
-    profile: Profile | None = None
     dt: Tensor | None = field(default=None, init=False, repr=False, compare=False)
     last: tuple[Any, Tensor] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _at_least(0, weight=self.weight, boost=self.boost)
-        if self.boost and self.profile is None:
-            raise UsageError("boost compares a sample's variance with a pilot's; give profile=survey(field)")
+        _at_least(0, weight=self.weight)
 
     @property
     def steps(self) -> int:
@@ -309,10 +201,10 @@ class Extrapolated(_InSpace):
 
     @property
     def needs_variance(self) -> bool:
-        return self.boost > 0 or needs_moments(self.times)
+        return needs_moments(self.times)
 
     def begin(self, space: Space) -> Self:
-        return replace(self, times=begin(self.times, space), space=space)
+        return replace(self, times=begin(self.times, space))
 
     def next_time(self, step: int, t: Tensor, start: Tensor, moments: Any) -> Tensor:
         after = self.times.next_time(step, t, start, moments)
@@ -328,8 +220,4 @@ class Extrapolated(_InSpace):
             return v
         # A step of length zero (of a finished sample) does not show how the velocity changes.
         ahead = torch.where(before[1] > 0, self.dt / before[1] * self.weight, torch.zeros_like(self.dt))
-        if self.boost:
-            assert self.profile is not None
-            excess = self._std(moments).to(t) / _positive(self.profile.usually(t))
-            ahead = ahead * excess.pow(self.boost).clamp(1 / MOST, MOST)
         return tree_map(lambda a, b: a + (a - b) * ahead.to(a)[(..., *[None] * (a.ndim - 1))], v, before[0])

@@ -213,7 +213,7 @@ class SamplingConfig:
 
     Arguments:
         stepper: `euler`, `midpoint` or `heun`.
-        controller: Chooses the times, instead of equal steps: `Grid(times)`, `Ema(10)`, `survey(field).plan(10)`.
+        controller: Chooses the times, instead of equal steps: `Grid(times)`, `Ema(10)`, `fit_grid(field, 10)`.
         evaluations: Instead of steps, the exact number of network evaluations to spend. With an odd number, a two-stage
             stepper ends with an Euler step.
         decoder: `map`, `stochastic`, `mean5`, or a function such as :class:`fmwc.uses.guidance.Guidance`.

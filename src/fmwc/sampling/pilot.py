@@ -1,4 +1,4 @@
-r"""Pilot runs, which measure the variance over time (:func:`survey`) and choose the times that determine a score.
+r"""Pilot runs, which place steps by the variance (:func:`fit_grid`) and choose the times that determine a score.
 
 :func:`fit_schedule` draws a pilot that is read at every step. It removes one reading after another, each time the one
 that changes the score s of the pilot's samples least, and then exchanges the remaining K readings for others while
@@ -17,32 +17,43 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fmwc.errors import UsageError
 from fmwc.estimators import Estimator
-from fmwc.sampling.adaptive import Profile
 from fmwc.sampling.confidence import ReadWith, Reference, Schedule, choose_estimator, default_estimator, read_with
 from fmwc.sampling.config import AS_REFERENCE, AsReference, Grid, SamplingConfig
 from fmwc.sampling.sampler import sample
 from fmwc.sampling.trajectory import Trajectory, needs_variance, standard_of
+from fmwc.state import as_whole
 
-PILOT = 1000  # samples of a profile
-POWER = 2.0  # exponent of a profile; a larger one misses the outer cells of the Checkerboard
+PILOT = 1000  # samples
+POWER = 2.0  # a larger one misses the outer cells of the Checkerboard
 READINGS = 3  # a run of 50 steps then takes 1.2 times as long (results/bench)
 LEVELS = 201  # quantiles of the pilot's scores
 
 
-def survey(field: Any, *, pilot: int | Trajectory = PILOT, power: float = POWER, **options: Any) -> Profile:
-    """Return the profile of a field's variance over time, from a pilot run. Compute it once and use it for all runs.
+def fit_grid(field: Any, steps: int, *, pilot: int | Trajectory = PILOT, power: float = POWER, **options: Any) -> Grid:
+    r"""Return a controller whose steps each take an equal share of ∫ E[σ^p] dt, measured by a pilot run.
+
+    Steps with equal shares spend the network's evaluations where the variance is large. With p > 1, the few doubtful
+    samples dominate the mean; the other samples are accurate on any grid. Fit the grid once and use it for all runs.
+
+    >>> sample(field, 1000, config=SamplingConfig(controller=fit_grid(field, 10)))  # doctest: +SKIP
 
     Arguments:
         field: A field.
-        pilot: The number of samples to draw, or an existing run with the same times for all samples.
-        power: The exponent p of the profile, the mean over samples of σ^p.
-        options: Options of :func:`fmwc.sample` for the pilot, such as `steps`, `seed` and `cond`.
+        steps: The number of steps of the grid.
+        pilot: The number of samples to draw, or an existing run with the same times for all samples. Each reading
+            holds until the next one, and the last until t = 1.
+        power: The exponent p.
+        options: Options of :func:`fmwc.sample` for the pilot, such as `seed` and `cond`.
     """
+    steps = as_whole(steps, "steps", 1, 10**6, "step")
+    if not 0 <= power < math.inf:
+        raise UsageError(f"power must be at least 0, got {power}")
     if isinstance(pilot, Trajectory):
         run = pilot
     else:
@@ -52,20 +63,14 @@ def survey(field: Any, *, pilot: int | Trajectory = PILOT, power: float = POWER,
             options["confidence"] = choose_estimator(field.space, field.reference, confidence, always=True)
         run = sample(field, pilot, **options)
     _require_shared_times(run)
-    return Profile(run.times[:, 0], run.std, power)
-
-
-def fit_grid(field: Any, steps: int, **options: Any) -> Grid:
-    """Return a controller whose steps each take an equal share of ∫ E[σ^p] dt, estimated by a pilot run.
-
-    >>> sample(field, 1000, config=SamplingConfig(controller=fit_grid(field, 10)))  # doctest: +SKIP
-
-    Arguments:
-        field: A field.
-        steps: The number of steps of the grid.
-        options: Options of :func:`survey`, except `steps`.
-    """
-    return Grid(survey(field, **options).grid(steps))
+    edges = torch.cat([run.times[:, 0].double().cpu(), torch.ones(1, dtype=torch.float64)])
+    std = run.std.double().cpu()
+    # Divide by the largest, so that no power overflows; keep positive, so that shares rise.
+    density = (std / std.amax().clamp_min(torch.finfo(std.dtype).tiny)).pow(power).mean(1)
+    density = torch.where(density.amax() > 0, density, 1.0).clamp_min(1e-9 * density.amax())
+    shares = torch.cat([edges.new_zeros(1), (density * edges.diff()).cumsum(0)])
+    inner = np.interp(np.arange(1, steps) / steps, shares / shares[-1], edges)
+    return Grid((float(edges[0]), *inner.tolist(), 1.0))
 
 
 def fit_schedule(
