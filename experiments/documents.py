@@ -20,7 +20,7 @@ from typing import Any
 from experiments.checkerboard import tables as checkerboard
 from experiments.common.store import read_results
 from experiments.common.tables import dig, number
-from experiments.cost.tables import default_table, other_table
+from experiments.cost.tables import cost_table
 from experiments.crystals import tables as crystals
 from experiments.crystals.screening_tables import write_screening
 from experiments.mnist import tables as mnist
@@ -58,8 +58,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "checkerboard": lambda: checkerboard.headline(json.loads((RESULTS / "checkerboard" / "summary.json").read_text())),
     "mnist": lambda: mnist.headline(read_results(RESULTS / "mnist")[0]["numbers"]),
     "crystals": lambda: crystals.headline(RESULTS / "crystals"),
-    "cost": lambda: default_table(RESULTS / "bench"),
-    "cost-other": lambda: other_table(RESULTS / "bench"),
+    "cost": lambda: cost_table(RESULTS / "bench"),
     "retrofit": _retrofits,
 }
 

@@ -34,10 +34,8 @@ def reader(confidence: bool | str | Estimator | None) -> Estimator | None:
     return None if confidence is None else as_estimator(confidence)
 
 
-def when(schedule: int | str | Sequence[float] | Schedule | None) -> Schedule | None:
-    """Return a schedule: every k-th step for a number, that of the field for `adaptive`, or the times of a list."""
+def when(schedule: int | Sequence[float] | Schedule | None) -> Schedule | None:
+    """Return a schedule: every k-th step for a number, or the times of a list."""
     if schedule is None or isinstance(schedule, Schedule):
         return schedule
-    if schedule == "adaptive":
-        return Schedule.adaptive()
     return Schedule.every(schedule) if isinstance(schedule, int) else Schedule.at(schedule)

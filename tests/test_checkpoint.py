@@ -14,7 +14,7 @@ from fmwc.field import attach
 from fmwc.identity import digest_file, seal
 from fmwc.networks import MLP, LeNet, UNet
 from fmwc.quantise import decode, encode, round_weights
-from fmwc.sampling import ReadWith, Reference, Schedule, default_estimator, read_with, sample, standard_of
+from fmwc.sampling import ReadWith, Reference, default_estimator, read_with, sample, standard_of
 from tests.conftest import TinyConv, TwoChannels, awaken, conv_field, dict_field, mlp_field
 
 MADE = ReadWith("Linearised(probes=None)", 50, "euler", (0.2, 0.8))
@@ -540,37 +540,27 @@ def test_loading_does_not_change_torchs_random_state(saved):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_schedule_is_part_of_the_record(saved):
-    reference = Reference("temporal_ratio", MADE, torch.linspace(0, 1, 5))
+def test_the_identity_is_that_of_the_weights_and_the_reference(saved):
     same = identity(saved)
-    update(saved, schedule=Schedule((0.2, 0.8), reference, 0.9))
-    again = load(saved)
-    assert again.schedule.times == (0.2, 0.8)
-    assert torch.equal(again.schedule.reference.quantiles, reference.quantiles)
-    assert identity(saved) == same  # the hash of the weights and of everything that samples depend on
+    update(saved, provenance={"commit": "abc"})
+    assert identity(saved) == same
     save(mlp_field(seed=4), saved)
-    assert load(saved).schedule is None
     assert identity(saved) != same
 
 
 def to_format_1(path):
-    """Write the format of the first release: no hashes, and a schedule in a separate file."""
+    """Write the format of the first release: no hashes."""
     record = json.loads((path / "recipe.json").read_text())
-    schedule = record.pop("schedule", None)
     for name in ("files", "sha256"):
         record.pop(name)
     (path / "recipe.json").write_text(json.dumps({**record, "format": 1}))
-    if schedule is not None:
-        (path / "schedule.json").write_text(json.dumps(schedule))
 
 
 def test_checkpoints_of_format_1_load(saved):
-    update(saved, schedule=Schedule((0.2, 0.8), Reference("peak", MADE, torch.linspace(0, 1, 5)), 0.9))
     same = identity(saved)
     to_format_1(saved)
     again = load(saved)
     assert same_weights(again, mlp_field())
-    assert again.schedule.times == (0.2, 0.8)
     assert identity(saved) == same
     edit(saved, parts=30_000_000)
     one_line(lambda: load(saved), match="parts must be a whole number from 1 to 1000")
@@ -594,30 +584,11 @@ def test_references_of_format_2_load(tmp_path):
     one_line(lambda: load(tmp_path), match="its setting cannot be read: 'no such text'")
 
 
-SCHEDULES = {
-    "times": {"times": [0.2, float("nan")]},
-    "no times": {"times": []},
-    "falling": {"times": [0.8, 0.2]},
-    "outside": {"times": [2.0]},
-    "agreement": {"agreement": "high"},
-    "quantiles": {"reference": {"score": "peak", "setting": "", "quantiles": [1, 0]}},
-    "score": {"reference": {"score": "peek", "setting": "", "quantiles": [0, 1]}},
-}
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_a_damaged_schedule(name, saved):
-    update(saved, schedule=Schedule((0.2, 0.8), Reference("peak", MADE, torch.linspace(0, 1, 5)), 0.9))
-    record = json.loads((saved / "recipe.json").read_text())
-    edit(saved, schedule={**record["schedule"], **SCHEDULES[name]})
-    one_line(lambda: load(saved))
-
-
 def test_saving_keeps_other_files(tmp_path):
-    for name in ("schedule.json", "model-mine.safetensors"):
+    for name in ("notes.json", "model-mine.safetensors"):
         (tmp_path / name).write_text("mine")
     for _ in range(2):
         save(mlp_field(), tmp_path)
     assert load(tmp_path).space is not None
-    for name in ("schedule.json", "model-mine.safetensors"):
+    for name in ("notes.json", "model-mine.safetensors"):
         assert (tmp_path / name).read_text() == "mine"

@@ -9,7 +9,7 @@ import torch
 import fmwc
 from fmwc.estimators import ESTIMATORS
 from fmwc.networks import MLP
-from fmwc.sampling import SamplingConfig, fit_schedule
+from fmwc.sampling import SamplingConfig, fit_grid
 from tests.conftest import mlp_field
 
 
@@ -29,7 +29,7 @@ CALLS = {
     "draw": lambda field, path: field.draw(torch.zeros(3, 2), 0.5, seed=0),
     "watched": lambda field, path: fmwc.VarianceRecorder(field, "tangent")(torch.zeros(3, 2), 0.5),
     "fit_noise": lambda field, path: fmwc.fit_noise(field, torch.zeros(8, 2), 2),
-    "fit_schedule": lambda field, path: fit_schedule(field, 2, pilot=16, steps=4),
+    "fit_grid": lambda field, path: fit_grid(field, 2, pilot=16),
 }
 
 

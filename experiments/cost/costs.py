@@ -24,7 +24,6 @@ from fmwc.flow import elbo_loss, flow_matching_loss
 from fmwc.modes import tensor_float
 from fmwc.provenance import Clock, provenance
 from fmwc.sampling import AsReference, SamplingConfig, Schedule, noise, sample
-from fmwc.sampling.pilot import READINGS
 from fmwc.training import TrainingConfig, train
 
 MEMBERS = 5  # trajectories of an ensemble or of a stochastic flow
@@ -52,10 +51,8 @@ class Case:
 
 
 PLAIN = "plain"
-FEW = "few"  # the checkpoint's schedule, fitted for 50 steps: python -m experiments bench --steps 50
 CASES: dict[str, Case] = {  # in order of importance; ratios are relative to the first
     PLAIN: Case({"confidence": None}),
-    "linearised, few readings": Case({"confidence": AsReference(), "schedule": FEW}),
     "linearised, every step": Case({"confidence": AsReference()}),
     "linearised, every 5th step": Case({"confidence": AsReference(), "schedule": Schedule.every(5)}),
     "diagonal Taylor-1, every step": Case({"confidence": Diagonal("taylor1")}),
@@ -117,14 +114,6 @@ class Bench:
     steps: int
     names: Sequence[str]
 
-    @property
-    def few(self) -> Schedule:
-        """The checkpoint's default schedule, or as many evenly spaced readings if it has none.
-
-        The cost does not depend on the times.
-        """
-        return self.model.schedule or Schedule.at((i + 1) / (READINGS + 1) for i in range(READINGS))
-
     def _start(self, count: int) -> tuple[Any, dict[str, Any]]:
         """Return noise and conditions."""
         cond = {k: v.to(self.model.device) for k, v in self.domain.conditions(self.model, count).items()}
@@ -136,8 +125,6 @@ class Bench:
 
         def run(case: Case) -> None:
             options = {"steps": self.steps, "cond": cond, "config": SamplingConfig(batch=count), **case.options}
-            if options.get("schedule") == FEW:
-                options["schedule"] = self.few
             if isinstance(options.get("confidence"), AsReference):
                 options["confidence"] = self.domain.estimator(self.model)
             if case.stochastic:
@@ -238,7 +225,6 @@ def measure(
         steps=steps,
         seeds=[0],
         reading=str(domain.estimator(model)),
-        few=bench.few.times,
         tf32=tf32,
     )
     return {"provenance": about, **costs, "left_out": left_out}

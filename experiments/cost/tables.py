@@ -6,16 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from experiments.common.store import from_results
 from experiments.common.tables import ratio_text
 from experiments.cost.costs import CASES
 from fmwc.files import write_json, write_text
 from fmwc.readers import anything, mapping, read_json
 from fmwc.report.table import MISSING, Table
-from fmwc.sampling import Schedule, Uniform
-from fmwc.sampling.confidence import foreseen
 
 MACHINES = {"cpu": "two cores", "h200": "H200"}  # names of machines, by folder
 WORDS = {"checkerboard": "Checkerboard", "mnist": "digits", "crystals": "crystals"}
@@ -41,14 +37,13 @@ def write_costs(out: Path, name: str, costs: dict[str, Any]) -> list[Path]:
     about = costs["provenance"]
     cases = costs.get("cases", {})
     rounds = min((row["rounds"] for row in cases.values()), default=costs["rounds"])  # fewer at the time limit
-    few = len(foreseen(Schedule.at(about["few"]), Uniform(about["steps"]), torch.zeros(1)) or ())
     parts = [
         f"# Cost of confidence: {name}",
         f"{about['samples']:,} samples in one batch, {about['steps']} steps; medians of {rounds} rounds "
         f"(lowest–highest), interleaved in one process, except that trainings run one after another. Ratios are "
         "relative to plain. "
         f"{about['device']}, torch {about['torch']}{', TF32' if about.get('tf32') else ''}, commit {about['commit']}, "
-        f"{about['seconds']:.0f} s. Few readings: {few}, by {about['reading']}.",
+        f"{about['seconds']:.0f} s. Readings by {about['reading']}.",
     ]
     if cases:
         lines = [(case, *_cells(cases[case])) for case in CASES if case in cases]
@@ -78,20 +73,8 @@ def _ratio(costs: Mapping[str, Any], case: str) -> str:
 
 
 @from_results
-def default_table(bench: Path) -> Table:
-    """Return the cost of a few readings relative to plain sampling."""
-    costs, lines = _read(bench), []
-    for name, word in WORDS.items():
-        few = next((len(found["provenance"]["few"]) for (_, n), found in costs.items() if n == name), None)
-        if few is not None:
-            ratios = [_ratio(costs.get((m, name), {}), "linearised, few readings") for m in MACHINES]
-            lines.append((f"{word}: {few} readings", *ratios))
-    return Table.from_rows(("a few readings ÷ plain sampling", *MACHINES.values()), lines)
-
-
-@from_results
-def other_table(bench: Path) -> Table:
-    """Return the cost of more readings and of other estimators relative to plain sampling."""
+def cost_table(bench: Path) -> Table:
+    """Return the cost of readings and of other estimators relative to plain sampling."""
     costs = _read(bench)
     columns = {f"{WORDS[name]}, {MACHINES[m]}": (m, name) for m, name in sorted(costs, key=lambda key: key[0])}
     lines = [(case, *(_ratio(costs[key], case) for key in columns.values())) for case in SHOWN]

@@ -39,7 +39,7 @@ __all__ = ["BATCH", "PUBLISHED", "draw", "match", "matched", "summary", "table"]
 
 BATCH = 2_000  # crystals per file
 STEPS = 50
-TIMES = (0.66, 0.76, 0.82)  # when the variance is read, as by `fmwc sample --adaptive`
+TIMES = (0.66, 0.76, 0.82)  # when the variance is read
 VARIANCE = "geometric@0.6-0.9"
 TOLERANCES = {"stol": 0.5, "angle_tol": 10, "ltol": 0.3}
 JOB = 25  # crystals that a process matches at once

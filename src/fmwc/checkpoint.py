@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +60,12 @@ __all__ = [
     "update",
 ]
 
-FORMAT = 3  # format 1 has no hashes and a separate file for its schedule; format 2 stores its reference as tensors
+FORMAT = 3  # format 1 has no hashes; format 2 stores its reference as tensors
 RECORD = "recipe.json"
 PART = 5_000_000  # maximum bytes per file of a quantised checkpoint, which is split so that a repository can store it
 LARGEST = 8 << 30  # maximum bytes per file
 LARGEST_TOTAL = 64 << 30  # maximum bytes of all files
 _REFERENCE = "reference."
-_SCHEDULE = "schedule.json"
 _SCALE = ":scale"  # suffix of the scales of a quantised matrix
 _WIDTH = "noise.layers.0.inference.hidden.weight"  # its number of rows is the width of the inference networks
 NETS: dict[str, type[nn.Module]] = {net.__name__: net for net in (CSPNet, LeNet, MLP, UNet)}  # rebuilt by name
@@ -172,17 +170,8 @@ _SCHEMA = record(
         "space": mapping(_CHANNEL, 100),
         "recipe": mapping(anything, 1000),
         "reference": anything,  # checked by _REFERENCE_SCHEMA; format 2 stores its numbers as tensors
-        "schedule": anything,  # checked by _SCHEDULE_SCHEMA
     },
     more=True,
-)
-_SCHEDULE_SCHEMA = record(
-    {
-        "times": array(number(0, 1, open_high=True), 1, 1000, rising=True),
-        "agreement": number(-1, 1),
-        "reference": anything,
-    },
-    {"weights": text(64)},
 )
 
 
@@ -270,8 +259,6 @@ def save(
         if (near := field.reference.checks.get("nearest")) is not None:
             tensors[f"{_REFERENCE}points"] = near.points
             tensors |= {} if near.labels is None else {f"{_REFERENCE}labels": near.labels}
-    if field.schedule is not None:
-        content["schedule"] = _describe_schedule(field.schedule, weights)
     return _write(Path(path), tensors, content, quantise)
 
 
@@ -282,15 +269,12 @@ def _of_weights(reference: Reference, weights: int) -> Reference:
     return reference._replace(withheld=reference.withheld or CHANGED)
 
 
-def update(
-    path: str | Path, *, reference: Reference | None = None, schedule: Schedule | None = None, **extra: Any
-) -> Path:
+def update(path: str | Path, *, reference: Reference | None = None, **extra: Any) -> Path:
     """Replace entries in the record of a checkpoint; its weights do not change.
 
     Arguments:
         path: The checkpoint.
         reference: The new reference.
-        schedule: The new schedule.
         extra: Other entries, such as the provenance.
     """
     folder, content = _open(path)
@@ -301,23 +285,10 @@ def update(
     weights = checksum({n: v for n, v in _read(folder, content).items() if not n.startswith(_REFERENCE)})
     if reference is not None:
         content["reference"] = describe_reference(_of_weights(reference, weights), "the reference")
-    if schedule is not None:
-        content["schedule"] = _describe_schedule(schedule, weights)
     new = {**content, "format": FORMAT, "files": _hashes(folder, content), **plain(extra)}
     new.pop("parts", None)
     write_json(folder / RECORD, seal(new))
-    if content["format"] == 1 and schedule is not None:
-        (folder / _SCHEDULE).unlink(missing_ok=True)
     return folder / RECORD
-
-
-def _describe_schedule(schedule: Schedule, weights: int) -> dict[str, Any]:
-    assert schedule.reference is not None  # set by fit_schedule
-    return {
-        "times": list(schedule.times),
-        "agreement": round(schedule.agreement, 4),
-        "reference": describe_reference(_of_weights(schedule.reference, weights), "the schedule's reference"),
-    }
 
 
 def describe_reference(reference: Reference, what: str) -> dict[str, Any]:
@@ -398,7 +369,7 @@ def _listed_files(folder: Path) -> set[str]:
         content = about(folder) if (folder / RECORD).is_file() else {}
     except FmwcError:
         return set()
-    return {*content.get("files", ()), *([_SCHEDULE] if content.get("format") == 1 else [])}
+    return {*content.get("files", ())}
 
 
 def _file_names(parts: int) -> list[str]:
@@ -461,23 +432,9 @@ def load(
     _fill(folder, field, tensors)
     if reference or content.get("reference") is not None:
         field.reference = _reference(folder, content.get("reference"), reference)
-    # The hashes of the files bind the references to these weights.
-    weights = field.checksum()
-    if field.reference is not None:
-        field.reference = field.reference._replace(weights=weights, space=field.space)
-    described = content.get("schedule")
-    if described is None and content["format"] == 1 and (folder / _SCHEDULE).is_file():
-        described = read_json(folder / _SCHEDULE, anything, error=CheckpointError)
-    if described is not None:
-        found = _schedule(folder, described)
-        assert found.reference is not None
-        field.schedule = replace(found, reference=found.reference._replace(weights=weights, space=field.space))
+    if field.reference is not None:  # the hashes of the files bind it to these weights
+        field.reference = field.reference._replace(weights=field.checksum(), space=field.space)
     return field.to(device)
-
-
-def _schedule(folder: Path, described: Any) -> Schedule:
-    given = check(described, _SCHEDULE_SCHEMA, f"the schedule of {folder}", CheckpointError)
-    return Schedule(tuple(given["times"]), _reference(folder, given["reference"], {}), float(given["agreement"]))
 
 
 def _reference(folder: Path, described: Any, tensors: dict[str, Tensor]) -> Reference:

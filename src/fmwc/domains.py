@@ -31,7 +31,6 @@ from fmwc.sampling import (
     Trajectory,
     default_estimator,
     fit_grid,
-    fit_schedule,
     growing,
     needs_variance,
     noise,
@@ -206,23 +205,6 @@ class Domain(ABC):
         count = self.pilot(field.device)
         run = self.draw(field, count, derive(seed, "pilot"), progress, label, schedule=Schedule.every(1), check=False)
         return fit_grid(field, steps, pilot=run)
-
-    def fit_schedule(
-        self, field: Field, seed: int, progress: Show, label: int | None = None, **options: Any
-    ) -> Schedule:
-        """Choose the few times that determine most of the score with a pilot run.
-
-        Arguments:
-            field: The field.
-            seed: The seed from which that of the pilot run is derived.
-            progress: Called with the number of samples finished.
-            label: The class, if only one is drawn.
-            options: `steps`, `stepper` and `confidence` of the run that will use the schedule.
-        """
-        config = options.get("config", SamplingConfig()).with_defaults(record="total")
-        every: dict[str, Any] = {"schedule": Schedule.every(1), **options, "config": config}
-        run = self.draw(field, self.pilot(field.device), derive(seed, "pilot"), progress, label, **every)
-        return fit_schedule(field, pilot=run, **options)
 
     # ---- reports -----------------------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from fmwc.state import (
 )
 
 if TYPE_CHECKING:
-    from fmwc.sampling.confidence import Reference, Schedule
+    from fmwc.sampling.confidence import Reference
 
 __all__ = ["Field", "attach", "checked"]
 
@@ -70,7 +70,6 @@ class Field(nn.Module):
         self.space = None if space is None else as_space(space)
         self.prior_rate = prior_rate
         self.reference: Reference | None = None
-        self.schedule: Schedule | None = None
         self.row_order_checked = False  # whether the layers' rows were checked to be ordered by sample
 
     @property

@@ -19,7 +19,6 @@ from fmwc.sampling import (
     Trajectory,
     Uniform,
     fit_grid,
-    fit_schedule,
     read_with,
 )
 from fmwc.sampling.config import follows, needs_moments
@@ -104,54 +103,7 @@ def test_equal_steps_use_the_reference_of_the_checkpoint(run, tmp_path):
     torch.testing.assert_close(Trajectory.load(tmp_path).reference, fmwc.load("checkerboard").reference.quantiles)
 
 
-FEW = {  # options, and whether the schedule of the checkpoint is used
-    "adaptive": (("--adaptive",), True),
-    "default": ((), False),  # at every step, like the reference
-    "every": (("--every", 5), False),
-    "other steps": (("--steps", 20), False),
-    "another stepper": (("--stepper", "heun"), False),
-    "another estimator": (("--propagation", "diagonal"), False),
-    "another score": (("--score", "peak"), False),
-    "the dispersion": (("--transport",), False),
-    "a controller": (("--controller", "grid"), False),
-    "a guide": (("--guide", 0.1), False),
-}
-
-
-@pytest.mark.parametrize("case", FEW)
-def test_the_schedule_is_used_only_for_the_run_it_was_fitted_for(case, run, by_variance, tmp_path):
-    words, expected = FEW[case]
-    code, _, err = run("sample", by_variance, "-n", 30, *words, "--device", "cpu", "--out", tmp_path / "drawn")
-    assert code == 0, err
-    made = Trajectory.load(tmp_path / "drawn")
-    assert (len(made.times) == 3) == made.made["few"] == expected
-    code, _, err = run("filter", tmp_path / "drawn", "--keep", 0.5, "--score", "endpoint", "--out", tmp_path / "kept")
-    assert (code == 2) == expected
-    assert ("chosen for temporal_ratio" in err) == expected
-    own = fmwc.load(by_variance).schedule.reference.quantiles
-    if expected:
-        torch.testing.assert_close(made.reference, own)
-
-
-def test_the_schedule_comes_from_the_checkpoint_or_a_pilot_run(run, by_variance, tmp_path):
-    words = ("-n", 30, "--adaptive", "--device", "cpu")
-    code, _, err = run("sample", by_variance, *words, "--out", tmp_path / "own")
-    assert code == 0, err
-    assert "pilot run" not in err
-    made, own = Trajectory.load(tmp_path / "own"), fmwc.load(by_variance).schedule
-    assert made.times[:, 0].tolist() == pytest.approx(own.times)
-    torch.testing.assert_close(made.reference, own.reference.quantiles)
-    field = fmwc.load(by_variance)
-    field.schedule = None
-    fmwc.save(field, tmp_path / "model", recipe=fmwc.checkpoint.about("checkerboard")["recipe"])
-    code, _, err = run("sample", tmp_path / "model", *words, "--out", tmp_path / "pilot")
-    assert code == 0, err
-    assert "pilot run" in err
-    found = fit_schedule(field, pilot=PILOT, seed=derive(0, "pilot"), config=SamplingConfig(batch=2048))
-    assert Trajectory.load(tmp_path / "pilot").times[:, 0].tolist() == pytest.approx(found.times)
-
-
-@pytest.mark.parametrize("words", [(), ("--adaptive",), ("--propagation", "none")], ids=str)
+@pytest.mark.parametrize("words", [(), ("--propagation", "none")], ids=str)
 def test_streamed_samples_equal_samples_held_in_memory(words, run, tmp_path, monkeypatch):
     board = type(domain_named("checkerboard"))
     monkeypatch.setattr(board, "batch", lambda self, device: 8)
@@ -204,10 +156,6 @@ def test_runs_ranked_within_the_run_are_not_streamed(run, by_variance, tmp_path,
 
 
 BAD = {
-    "few readings and many": (("--adaptive", "--every", 5), "leave out --every"),
-    "few readings of a controller": (("--adaptive", "--controller", "ema"), "leave out --every, --controller"),
-    "few readings of nothing": (("--adaptive", "--propagation", "none"), "--propagation none"),
-    "few readings of another score": (("--adaptive", "--score", "peak"), "leave out --score"),
     "name": (("--controller", "unifrom"), "did you mean 'uniform'"),
     "no variance": (("--controller", "ema", "--propagation", "none"), "leave out --propagation none"),
     "some of it": (("--controller", "ema", "--every", 5), "leave out --every"),

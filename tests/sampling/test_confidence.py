@@ -18,8 +18,6 @@ from fmwc.sampling import (
     SamplingConfig,
     Schedule,
     Trajectory,
-    fit_schedule,
-    read_times,
     read_with,
     sample,
     stream,
@@ -94,17 +92,6 @@ def test_estimators_are_parsed_from_text(text):
 @pytest.mark.parametrize("text", ["", "Linearised", "Linearised(probes=x)", "print(1)", "Linearised(nothing=1)", "("])
 def test_invalid_text_of_an_estimator(text):
     assert estimator_of(text) is None
-
-
-def test_a_schedules_own_times_as_a_list_keep_its_reference(mlp):
-    mlp.schedule = fit_schedule(mlp, 4, pilot=40, steps=10)
-    few = sample(mlp, 5, steps=10, schedule=Schedule.adaptive())
-    for times in (list(mlp.schedule.times), tuple(mlp.schedule.times), [t - 1e-6 for t in mlp.schedule.times]):
-        listed = sample(mlp, 5, steps=10, schedule=when(times))
-        torch.testing.assert_close(listed.confidence, few.confidence)
-    other = [t for t in read_times(10, Schedule.every(1)) if t not in mlp.schedule.times][:4]
-    mlp.schedule = Schedule(mlp.schedule.times, mlp.schedule.reference, 1.0)
-    assert sample(mlp, 5, steps=10, schedule=Schedule.at(sorted({*other, 0.0, 0.9}))).confidence is None
 
 
 @pytest.mark.parametrize("field", [mlp_field, dict_field])

@@ -21,7 +21,7 @@ from fmwc.progress import say_on_stderr
 from fmwc.provenance import pick_device
 from fmwc.registry import domain_of
 from fmwc.report.page import png
-from fmwc.sampling import Reference, SamplingConfig, Schedule, Trajectory, compared, read_with, reread
+from fmwc.sampling import SamplingConfig, Schedule, Trajectory, compared, read_with, reread
 from fmwc.sampling.trajectory import of_variance
 from fmwc.uses.continuation import some_with_states, step_at
 from fmwc.uses.edit import critical_time, edit, random_times
@@ -181,13 +181,8 @@ def ranked_by_variance(run: Trajectory, field: Field, domain: ShippedDomain) -> 
     """Return the run ranked by a score of the variance, because edits have no transported variance and no checks."""
     if of_variance(run.default_score) or not len(run.times):
         return run
-    return run.ranked_by(next((reference.score for reference in _variance_references(field)), domain.variance))
-
-
-def _variance_references(field: Field) -> list[Reference]:
-    """Return the field's references for scores of the variance."""
-    references = [field.reference, None if field.schedule is None else field.schedule.reference]
-    return [reference for reference in references if reference is not None and of_variance(reference.score)]
+    reference = field.reference
+    return run.ranked_by(reference.score if reference and of_variance(reference.score) else domain.variance)
 
 
 # ---- edit ------------------------------------------------------------------------------------------------------------

@@ -44,7 +44,6 @@ from fmwc.sampling import (
     Uniform,
     needs_variance,
     read_times,
-    read_with,
 )
 from fmwc.sampling.config import is_small
 from fmwc.sampling.trajectory import DISPERSION, EVIDENCE, names_of, parsed, variance_score
@@ -274,17 +273,11 @@ def _require_valid(options: Sample, record: RunRecord) -> None:
     kind, guide, transport, keep = record.kind, options.guide, options.transport, options.keep
     no_variance = options.propagation == "none"
     controller, several = f"--controller {options.controller}", options.best_of > 1 or options.budget
-    fixed_steps = options.every or options.controller != "uniform" or no_variance
     no_score = no_variance and not options.score and not options.check
     evaluations = STEPPERS[options.stepper].evaluations
     errors: list[tuple[Any, str]] = [
         (not 0 <= guide < math.inf, f"--guide must be a finite strength of at least 0; got {guide}"),
         (options.guide_window and not guide, "--guide-window needs a strength; add --guide"),
-        (
-            options.adaptive and fixed_steps,
-            "--adaptive chooses the steps at which the variance is computed; leave out --every, --controller and "
-            "--propagation none",
-        ),
         (kind.reads_variance and no_variance, f"{controller} needs the variance; leave out --propagation none"),
         (
             kind.reads_variance and options.every > 1,
@@ -298,11 +291,6 @@ def _require_valid(options: Sample, record: RunRecord) -> None:
         (guide and transport, "--guide does not support transport; leave out --transport"),
         (not 0 < keep <= 1, f"--keep must be in (0, 1]; got {keep}"),
         (keep < 1 and no_variance and not transport, "--keep needs a confidence; leave out --propagation none"),
-        (
-            options.adaptive and options.score,
-            "--adaptive computes only what the checkpoint's score needs; leave out --score, or replace --adaptive by "
-            "--every 1",
-        ),
         (score_name == DISPERSION and not transport, "--score dispersion needs transported variance; add --transport"),
         (options.check and options.no_check, "--check and --no-check contradict each other; give only one"),
         (options.best_of > 1 and options.budget, "--best-of and --budget contradict each other; give only one"),
@@ -329,7 +317,6 @@ class Plan:
         domain, field: The domain and the field of the checkpoint.
         estimator, check, schedule: Options of :func:`fmwc.sample`. Schedule `None`: the domain's default.
         candidates: The number of candidates per sample.
-        fits_schedule: Whether a pilot run chooses the schedule.
     """
 
     options: Sample
@@ -340,7 +327,6 @@ class Plan:
     check: Any
     schedule: Schedule | None
     candidates: int
-    fits_schedule: bool
 
     @property
     def rank_by(self) -> str:
@@ -354,7 +340,7 @@ class Plan:
         with suppress(CheckpointError):  # the name of an energy model
             judge = judge and identity(judge)
         recorded = {n: v for n, v in self.record.made().items() if n not in ("checkpoint", "read_at", "pilot")}
-        names = ("adaptive", "count", "seed", "score", "keep", "format", "network")
+        names = ("count", "seed", "score", "keep", "format", "network")
         return {
             **recorded,
             **{name: getattr(options, name) for name in names},
@@ -394,9 +380,7 @@ def _require_possible(options: Sample, domain: Domain, field: Any) -> None:
 def _planned(options: Sample, record: RunRecord, domain: Domain, field: Any) -> Plan:
     """Decide when the variance is computed, which check follows, and how many candidates are drawn."""
     schedule: Schedule | None = None
-    if options.adaptive:
-        schedule = Schedule.adaptive()
-    elif _as_reference(options, domain, field):
+    if _as_reference(options, domain, field):
         if not needs_variance(field.reference.score):
             record = replace(record, propagation="")
         elif (times := field.reference.read_with.times) != read_times(options.steps, Schedule.every(domain.every)):
@@ -407,9 +391,6 @@ def _planned(options: Sample, record: RunRecord, domain: Domain, field: Any) -> 
     required = {"check": check, "confidence": estimator}
     if parsed(options.score)[1] in CHECKS and parsed(options.score)[1] not in checks_of(field, required):
         raise UsageError(f"--score {options.score} needs a check that this run does not include; add --check 20")
-    suits = _suits_schedule(record, field, estimator)
-    if options.adaptive and not suits and field.reference is not None and not needs_variance(field.reference.score):
-        raise UsageError(f"--adaptive needs a score of the variance, not {field.reference.score}; leave it out")
     candidates = options.best_of
     if (candidates > 1 or options.budget) and not options.score and check is True:
         require_evidence(field)
@@ -425,17 +406,7 @@ def _planned(options: Sample, record: RunRecord, domain: Domain, field: Any) -> 
         selected=", ".join(selected),
         checked=f"{check.name}, {check.evaluations} evaluations" if options.check else "none" if not check else "",
     )
-    plan = Plan(
-        options,
-        record,
-        domain,
-        field,
-        estimator,
-        check,
-        schedule,
-        candidates,
-        fits_schedule=options.adaptive and not suits,
-    )
+    plan = Plan(options, record, domain, field, estimator, check, schedule, candidates)
     return plan if few or not record.propagation else replace(plan, schedule=Schedule.every(_stride(plan)))
 
 
@@ -444,16 +415,6 @@ def _as_reference(options: Sample, domain: Domain, field: Any) -> bool:
     if options.controller != "uniform" or options.every or options.propagation or options.score:
         return False
     return domain.reads_as_reference(field, {"steps": options.steps})
-
-
-def _suits_schedule(record: RunRecord, field: Field, estimator: Any) -> bool:
-    """Return whether the run is drawn with the settings of the schedule's reference."""
-    schedule = field.schedule
-    if schedule is None or schedule.reference is None or schedule.reference.read_with is None:
-        return False
-    if record.controller != "uniform" or record.guide or estimator is None:
-        return False
-    return not schedule.reference.read_with.differs(read_with(estimator, record.steps, record.stepper, schedule))
 
 
 def _stride(plan: Plan) -> int:
@@ -526,9 +487,9 @@ def draw(
     options, domain, field = plan.options, plan.domain, plan.field
     for remark in domain.effect_of_controls(field):
         say_on_stderr(remark)
-    grid, record, schedule = _pilot(plan, bar)
+    grid, record = _pilot(plan, bar)
     source = confidence_source(field.reference)
-    how, record = settled(plan, record, schedule, grid)
+    how, record = settled(plan, record, grid)
     made = {**record.made(), "made_from": source}
     parts = Parts(folder.work / "parts", compact=domain.compact)
     how["config"] = replace(how["config"], parts=parts, on_step=on_step)
@@ -551,16 +512,19 @@ def draw(
         return domain.with_doubt(field, run, show)
 
 
-def settled(
-    plan: Plan, record: RunRecord, schedule: Schedule | None, grid: Grid | None = None
-) -> tuple[dict[str, Any], RunRecord]:
-    """Return the options of :meth:`Domain.draw` and the record of the run, after the pilot, if there was one."""
-    field, uniform, make = plan.field, record.controller == "uniform", record.kind.make
-    used = field.schedule if schedule is not None and schedule.is_adaptive else schedule
-    record = replace(record, read_at=0 if used is None else used.times or used.stride)
+def settled(plan: Plan, record: RunRecord, grid: Grid | None = None) -> tuple[dict[str, Any], RunRecord]:
+    """Return the options of :meth:`Domain.draw` and the record of the run.
+
+    Arguments:
+        plan: How to draw.
+        record: The settings so far.
+        grid: The times of steps that a pilot run chose, if there was one.
+    """
+    uniform, make, schedule = record.controller == "uniform", record.kind.make, plan.schedule
+    record = replace(record, read_at=0 if schedule is None else schedule.times or schedule.stride)
     config = SamplingConfig(
         stepper=record.stepper,
-        decoder=record.decoder(field),
+        decoder=record.decoder(plan.field),
         controller=None if uniform else make(record.steps) if make else grid,
     )
     how = {
@@ -588,21 +552,14 @@ def write(plan: Plan, samples: Trajectory | Iterator[Trajectory], folder: Folder
     return plan.domain.write_stream(samples, plan.options.count, folder.path)
 
 
-def _pilot(plan: Plan, bar: Bar) -> tuple[Grid | None, RunRecord, Schedule | None]:
-    """Run a pilot for the controller or for the schedule, if one of them needs it."""
+def _pilot(plan: Plan, bar: Bar) -> tuple[Grid | None, RunRecord]:
+    """Run a pilot to place the steps, if the controller needs it."""
     options, record, domain, field = plan.options, plan.record, plan.domain, plan.field
-    if record.kind.make and not plan.fits_schedule:
-        return None, record, plan.schedule
-    grid, schedule = None, plan.schedule
+    if record.kind.make:
+        return None, record
     with bar("pilot run to measure the variance", domain.pilot(field.device)) as show:
-        if record.kind.make is None:
-            grid = domain.fit_grid(field, record.steps, options.seed, show, options.label)
-        else:
-            config = SamplingConfig(stepper=record.stepper)
-            how = {"steps": record.steps, "confidence": plan.estimator, "config": config}
-            fitted = domain.fit_schedule(field, options.seed, show, options.label, **how)
-            schedule = Schedule.at(fitted.times)  # drops its reference, because a pilot run is too small for one
-    return grid, replace(record, pilot=options.seed), schedule
+        grid = domain.fit_grid(field, record.steps, options.seed, show, options.label)
+    return grid, replace(record, pilot=options.seed)
 
 
 def _candidates(plan: Plan, folder: Folder, how: dict[str, Any], bar: Bar) -> Trajectory:

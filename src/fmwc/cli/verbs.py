@@ -371,13 +371,6 @@ class Sample:
             "checkpoint's confidence needs.",
         ),
     ] = 0
-    adaptive: Annotated[
-        bool,
-        Option(
-            "--adaptive",
-            help="Compute the variance at a few steps only: those of the checkpoint's schedule or of a pilot run.",
-        ),
-    ] = False
     transport: Annotated[bool, Option("--transport", help="Also compute the transported dispersion.")] = False
     score: Annotated[
         str, Option(help="Score to rank samples by; default: the checkpoint's, or dispersion with --transport.")

@@ -22,7 +22,7 @@ from fmwc.sampling.config import (
     Uniform,
     decode_mean,
 )
-from fmwc.sampling.pilot import PILOT, fit_grid, fit_schedule
+from fmwc.sampling.pilot import PILOT, fit_grid
 from fmwc.sampling.recorder import VarianceRecorder, reread
 from fmwc.sampling.sampler import Sampler, noise, sample, stream
 from fmwc.sampling.storage import Parts, growing
@@ -57,7 +57,6 @@ __all__ = [
     "decode_mean",
     "default_estimator",
     "fit_grid",
-    "fit_schedule",
     "growing",
     "needs_variance",
     "noise",

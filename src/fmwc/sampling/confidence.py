@@ -6,7 +6,6 @@ the same way. A run that was drawn differently has no confidence; `Trajectory.wi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -49,22 +48,16 @@ ROUNDING = 1e-6  # tolerance of recorded times: 0.166667 means the step at 1/6
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """Steps at which a run reads the variance: `Schedule.every(5)`, `Schedule.at([0.2, 0.6])` or `Schedule.adaptive()`.
-
-    :func:`fmwc.sampling.fit_schedule` chooses a few times with a pilot run.
+    """Steps at which a run reads the variance: `Schedule.every(5)` or `Schedule.at([0.2, 0.6])`.
 
     Attributes:
         times: The times of the readings. Each takes place at the first step that starts at or after it, or at the last
             step.
-        reference: The reference for scores read at these times.
-        agreement: The correlation of these scores with those of a pilot run read at every step.
         stride: Instead of times, read at every k-th step, always including the last.
         numbers: Instead of times, read at these steps.
     """
 
     times: tuple[float, ...] = ()
-    reference: Reference | None = None
-    agreement: float = math.nan
     stride: int = 0
     numbers: frozenset[int] | None = None
 
@@ -84,19 +77,9 @@ class Schedule:
         return cls(chosen)
 
     @classmethod
-    def adaptive(cls) -> Schedule:
-        """Return a placeholder for the schedule stored in the field, `field.schedule`."""
-        return cls()
-
-    @classmethod
     def steps(cls, numbers: Iterable[int]) -> Schedule:
         """Return a schedule that reads at the steps with these numbers."""
         return cls(numbers=frozenset(numbers))
-
-    @property
-    def is_adaptive(self) -> bool:
-        """Whether this is the placeholder for `field.schedule`."""
-        return not self.times and not self.stride and self.numbers is None
 
 
 EVERY_STEP = Schedule.every(1)
@@ -286,26 +269,14 @@ def choose_estimator(
     return estimator_of(made.estimator if made else "") or default_estimator(space)
 
 
-def choose_schedule(field: Any, schedule: Schedule | None, controller: Controller) -> tuple[Schedule, Reference | None]:
-    """Return when to read the variance, and the reference for scores read at those times."""
-    reference, fitted = getattr(field, "reference", None), getattr(field, "schedule", None)
-    made: ReadWith | None = reference.read_with if reference is not None else None
-    if schedule is None:
-        schedule = EVERY_STEP
-        if made is not None and made.times and isinstance(controller, Uniform) and made.steps == controller.steps:
-            schedule = Schedule.at(made.times)
-    elif schedule.is_adaptive:
-        if fitted is None:
-            raise UsageError("the field has no schedule; set field.schedule = fmwc.sampling.fit_schedule(field)")
-        schedule = fitted
-    if schedule.reference is not None:
-        return schedule, schedule.reference
-    # A schedule with the times of the field's schedule uses that schedule's reference.
-    if fitted is not None and schedule.times and _same_times(schedule.times, fitted.times):
-        same_as_field = made is not None and _same_times(schedule.times, made.times)
-        if not same_as_field and (reference is None or reference.needs_variance):
-            return schedule, fitted.reference
-    return schedule, reference
+def choose_schedule(reference: Reference | None, schedule: Schedule | None, controller: Controller) -> Schedule:
+    """Return when to read the variance: if not given, as for the reference, or at every step."""
+    if schedule is not None:
+        return schedule
+    made = reference.read_with if reference is not None else None
+    if made is not None and made.times and isinstance(controller, Uniform) and made.steps == controller.steps:
+        return Schedule.at(made.times)
+    return EVERY_STEP
 
 
 def choose_checks(

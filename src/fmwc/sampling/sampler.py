@@ -123,8 +123,8 @@ def sample(
         confidence: The estimator of the variance. By default that of the field's reference, or
             :func:`default_estimator` without a reference; not used if the reference needs no variance. With `None`, no
             variance is read and there is no confidence.
-        schedule: When to read the variance: `Schedule.every(5)`, `Schedule.at([0.2, 0.6])` or `Schedule.adaptive()`.
-            By default that of the field's reference, or every step.
+        schedule: When to read the variance: `Schedule.every(5)` or `Schedule.at([0.2, 0.6])`. By default as for the
+            field's reference, or at every step.
         transport: Whether to also transport the variance to the endpoint, for the score `dispersion`.
         check: How to check the finished samples (:mod:`fmwc.checks`): `True` for the checks of the field's reference,
             `False` for none, a number of evaluations per sample, or a check such as `Echo(...)`.
@@ -143,7 +143,8 @@ def sample(
         raise UsageError("a plain network has no noise model; call fmwc.attach(network) first, or give confidence=None")
     config = replace(config, space=space)
     controller, _ = config.plan()
-    when, reference = choose_schedule(field, schedule, controller)
+    reference = getattr(field, "reference", None)
+    when = choose_schedule(reference, schedule, controller)
     estimator = choose_estimator(space, reference, confidence, always=needs_moments(controller))
     cond = _expanded(_as_tensors(cond, device), compared_by(reference), count, device)
     strange = unknown_conditions(reference, cond, count)
@@ -236,7 +237,7 @@ def _require_kinds(confidence: Any, schedule: Any, transport: Any, config: Any) 
         (
             schedule is None or isinstance(schedule, Schedule),
             schedule,
-            "schedule must be fmwc.Schedule.every(5), fmwc.Schedule.at([0.2, 0.6]) or fmwc.Schedule.adaptive()",
+            "schedule must be fmwc.Schedule.every(5) or fmwc.Schedule.at([0.2, 0.6])",
         ),
         (
             isinstance(transport, bool),

@@ -107,7 +107,7 @@ def _planned(options: Screen) -> Campaign:
     controls = {name: getattr(options, name) for name in ("elements", "exclude", "system", "atoms", "formula")}
     assert options.out is not None
     plan = plan_samples(Sample(options.checkpoint, options.out, count=1, judge=judge, **same, **controls))
-    how, record = settled(plan, plan.record, plan.schedule)
+    how, record = settled(plan, plan.record)
     domain, field = plan.domain, plan.field
     for remark in domain.effect_of_controls(field):
         say_on_stderr(remark)

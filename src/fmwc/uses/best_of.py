@@ -210,10 +210,6 @@ def checks_of(field: Any, options: dict[str, Any]) -> dict[str, Any]:
     if check is False or check is None or (check is True and options.get("confidence", True) is None):
         return {}
     if check is True:
-        schedule = options.get("schedule")
-        if schedule is not None and schedule.is_adaptive:
-            schedule = getattr(field, "schedule", None)
-        reference = getattr(schedule, "reference", None) or reference
         return dict(reference.checks) if reference else {}
     if isinstance(check, int):
         config = options.get("config")
