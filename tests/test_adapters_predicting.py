@@ -261,13 +261,6 @@ def test_both_evaluations_share_one_draw_of_the_weights(case):
     assert ratio.log().abs().median() > math.log(1.2)
 
 
-def test_guidance_with_weights_shared_over_positions():
-    field, x, cond = made("tokens")
-    exact = field.moments(x, 0.3, Linearised(shared=True), cond=cond).var
-    own = field.moments(x, 0.3, MonteCarlo(4000, 100, shared=True), seed=0, cond=cond).var
-    assert ((own / exact) - 1).abs().max() < 5.5 * (2 / 4000) ** 0.5
-
-
 def test_weights_one_and_zero_give_the_plain_network():
     """Weight 1 gives velocity and variance of the conditional network, weight 0 those of the unconditional one."""
     field, x, cond = made("points")

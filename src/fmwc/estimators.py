@@ -31,7 +31,7 @@ from torch.utils.checkpoint import CheckpointError
 from fmwc.errors import NoRuleError, UsageError, pick
 from fmwc.modes import Scope, compiling
 from fmwc.moments import Closure, GaussHermite, Gaussian, Moments, as_closure, moments_of
-from fmwc.noise import Draw, NoisyLayer, Pass, Weights
+from fmwc.noise import Draw, NoisyLayer, Pass
 from fmwc.randomness import Randomness, signs
 from fmwc.state import SINGLE, batch_size, channels, first_channel, per_sample, tree_map, unsqueeze_like, wide
 
@@ -118,15 +118,14 @@ class Recorded(NamedTuple):
     """Noise of one call of a layer.
 
     Attributes:
-        noisy, layer: The noise and the layer.
-        noise: The variances of the outputs, or √α h if rows, positions and calls share one draw of the weights.
+        noisy: The noise of the layer.
+        noise: The variances of the outputs.
         cov: The covariance of each output with that of its partner, and the row of the partner; `None` without
             partners.
         owner: The sample index of each row; `None` if the rows are ordered by sample.
     """
 
     noisy: NoisyLayer
-    layer: Any
     noise: Tensor
     cov: tuple[Tensor, Tensor] | None
     owner: Tensor | None
@@ -137,16 +136,11 @@ class Record(Pass):
 
     Probes are pulled back to the recorded outputs, but not beyond the first noisy layer. An output is recorded as a
     graph edge, which stays valid if the network overwrites the tensor in place.
-
-    Arguments:
-        shared: Whether all rows, positions and calls of a layer share one draw of its weights. Otherwise each output
-            has independent noise.
     """
 
     following: Callable[[], AbstractContextManager[Any]] = torch.no_grad  # the context in which variances are computed
 
-    def __init__(self, shared: bool = False) -> None:
-        self.shared = shared
+    def __init__(self) -> None:
         self.outputs: list[GradientEdge] = []
         self.calls: list[Recorded] = []  # one for each output
 
@@ -154,13 +148,10 @@ class Record(Pass):
         cov = None
         with self.following():
             log_alpha = noisy.log_alpha(h)
-            if self.shared:
-                noise = (0.5 * log_alpha).exp() * h
-            else:
-                noise = noisy.output_var(layer, h, log_alpha)
-                if (partners := noisy.partners(h)) is not None:
-                    cov = noisy.output_cov(layer, h, log_alpha, partners[0]), partners[0]
-        self.calls.append(Recorded(noisy, layer, noise, cov, noisy.owner(h)))
+            noise = noisy.output_var(layer, h, log_alpha)
+            if (partners := noisy.partners(h)) is not None:
+                cov = noisy.output_cov(layer, h, log_alpha, partners[0]), partners[0]
+        self.calls.append(Recorded(noisy, noise, cov, noisy.owner(h)))
         if not y.requires_grad:
             y = y.detach().requires_grad_()
         self.outputs.append(get_gradient_edge(y))
@@ -168,15 +159,8 @@ class Record(Pass):
 
 
 def contributions(gradients: list[Tensor | None], record: Record, count: int) -> Tensor:  # -> (L, B)
-    """Return the variance of one probe per layer: s² (∂(w·v)/∂y)², summed over the outputs. First order.
-
-    With shared weights, this is Σ θ² (Σ √α h ∂(w·v)/∂y)², with the outer sum over the layer's weights and the inner sum
-    over rows, positions and calls. For a layer that is called several times, the result is in the row of its first
-    call.
-    """
+    """Return the variance of one probe per call of a layer: s² (∂(w·v)/∂y)², summed over the outputs. First order."""
     zero = wide(record.calls[0].noise).new_zeros(count)
-    if record.shared:
-        return _shared_contributions(gradients, record, zero)
 
     def of_call(gradient: Tensor | None, call: Recorded) -> Tensor:
         if gradient is None:
@@ -189,20 +173,6 @@ def contributions(gradients: list[Tensor | None], record: Record, count: int) ->
         return per_sample(var, count, call.owner)
 
     return torch.stack([of_call(*pair) for pair in zip(gradients, record.calls, strict=True)])
-
-
-def _shared_contributions(gradients: list[Tensor | None], record: Record, zero: Tensor) -> Tensor:
-    slopes: dict[NoisyLayer, tuple[int, Tensor]] = {}  # with the position of the first call
-    for place, (gradient, call) in enumerate(zip(gradients, record.calls, strict=True)):
-        if gradient is not None:
-            slope = call.noisy.weight_slope(call.layer, wide(call.noise), wide(gradient), len(zero), call.owner)
-            first, before = slopes.get(call.noisy, (place, None))
-            slopes[call.noisy] = first, slope if before is None else before + slope
-    rows = [zero] * len(record.calls)
-    for noisy, (first, slope) in slopes.items():
-        weight = noisy.kind.weight(record.calls[first].layer).detach()
-        rows[first] = (slope * weight).square().flatten(1).sum(1)
-    return torch.stack(rows)
 
 
 def require_own_rows(v: Any, record: Record) -> None:
@@ -268,7 +238,7 @@ def _gradients(v: Any, record: Record, probe: Any) -> list[Tensor | None]:
 # ---- linearised, in reverse mode -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Linearised:
     """Linearised estimator in reverse mode, which pulls probes back through the network. First order.
 
@@ -278,12 +248,9 @@ class Linearised:
 
     Arguments:
         probes: `None`, or the number K of random probes.
-        shared: Whether positions (pixels, tokens, recurrent steps) share one draw of a layer's weights. Otherwise each
-            has independent noise, as in training. Needs the memory of one weight gradient per sample and layer.
     """
 
     probes: int | None = None
-    shared: bool = False
     plain_mean = True
     rounds = True
 
@@ -291,11 +258,8 @@ class Linearised:
         if self.probes is not None and self.probes < 1:
             raise UsageError(f"probes must be None (exact) or at least 1, got {self.probes}")
 
-    def __repr__(self) -> str:  # references compare this text, so defaults are omitted
-        return f"Linearised(probes={self.probes}{', shared=True' if self.shared else ''})"
-
     def __call__(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
-        record = Record(self.shared)
+        record = Record()
         with torch.inference_mode(False), torch.enable_grad():
             x, t, cond = normal_inputs(x, t, cond)
             # Differentiate from the state on, so that a checkpointed block, recomputed without hooks, saves the
@@ -338,19 +302,15 @@ class Linearised:
 class Push(Pass):
     """Pass that pushes one random direction of the noise forward with the values."""
 
-    def __init__(self, randomness: Randomness, shared: bool = False) -> None:
+    def __init__(self, randomness: Randomness) -> None:
         self.randomness = randomness
-        self.weights = Weights(randomness) if shared else None
 
     def after(self, noisy: NoisyLayer, layer: Any, h: Tensor, y: Tensor) -> Tensor:
         value, tangent = forward_ad.unpack_dual(y)
         known = forward_ad.unpack_dual(h).primal
         log_alpha = noisy.log_alpha(known)
-        if self.weights is not None:
-            direction = self.weights(noisy, layer, known, log_alpha)
-        else:
-            std = noisy.output_var(layer, known, log_alpha).sqrt()
-            direction = std * noisy.correlated(layer, known, log_alpha, std, self.randomness.normal(value))
+        std = noisy.output_var(layer, known, log_alpha).sqrt()
+        direction = std * noisy.correlated(layer, known, log_alpha, std, self.randomness.normal(value))
         return forward_ad.make_dual(value, direction if tangent is None else tangent + direction)
 
 
@@ -374,7 +334,7 @@ class _Level(Scope):
             self.opened = False
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Tangent:
     """Linearised estimator in forward mode: one pass gives an unbiased estimate for every coordinate. First order.
 
@@ -383,16 +343,11 @@ class Tangent:
 
     Arguments:
         probes: The number of random directions to average.
-        shared: As in :class:`Linearised`.
     """
 
     probes: int = 1
-    shared: bool = False
     plain_mean = True
     rounds = True
-
-    def __repr__(self) -> str:
-        return f"Tangent(probes={self.probes}{', shared=True' if self.shared else ''})"
 
     def __call__(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
         if self.probes < 1:
@@ -410,7 +365,7 @@ class Tangent:
         mean, var = None, None
 
         def pushed() -> tuple[Any, Any]:
-            v = tree_map(forward_ad.unpack_dual, field.run(Push(randomness, self.shared), x, t, cond=cond))
+            v = tree_map(forward_ad.unpack_dual, field.run(Push(randomness), x, t, cond=cond))
             # Values outlive the level, so they are copied out of their dual pairs.
             tangent = tree_map(lambda c: wide(torch.zeros_like(c.primal) if c.tangent is None else c.tangent), v)
             return tree_map(lambda c: c.primal.clone(), v), tree_map(torch.square, tangent)
@@ -486,20 +441,17 @@ def _locate(field: Any, error: BaseException) -> str:
 # ---- Monte Carlo -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class MonteCarlo:
     """Monte Carlo estimator: sample mean and unbiased sample variance of posterior draws (eqn:local-reparam). Exact.
 
     Arguments:
         draws: The number k of draws, at least 2.
         abreast: The number of draws in one batch; it must divide `draws`.
-        shared: Whether all positions and calls of a layer share one draw of its weights per sample; otherwise each
-            output has independent noise, as in training.
     """
 
     draws: int = 64
     abreast: int = 1
-    shared: bool = False
     plain_mean = False
 
     def __post_init__(self) -> None:
@@ -507,9 +459,6 @@ class MonteCarlo:
             raise UsageError(f"monte_carlo needs at least 2 draws, got {self.draws}")
         if self.abreast < 1 or self.draws % self.abreast:
             raise UsageError(f"abreast must divide the {self.draws} draws, got {self.abreast}")
-
-    def __repr__(self) -> str:
-        return f"MonteCarlo(draws={self.draws}, abreast={self.abreast}{', shared=True' if self.shared else ''})"
 
     def __call__(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
         count, side = batch_size(x), self.abreast
@@ -523,7 +472,7 @@ class MonteCarlo:
             centre = field(x, t, **cond)  # sum differences from the plain output, to avoid cancellation
             first = second = tree_map(lambda c: torch.zeros_like(wide(c)), centre)
             for _ in range(self.draws // side):
-                drawn = field.run(Draw(randomness, self.shared), wide_x, wide_t, cond=wide_cond)
+                drawn = field.run(Draw(randomness), wide_x, wide_t, cond=wide_cond)
                 shift = tree_map(lambda d, c: wide(d).reshape(side, *c.shape) - c, drawn, centre)
                 first = tree_map(lambda s, d: s + d.sum(0), first, shift)
                 second = tree_map(lambda s, d: s + d.square().sum(0), second, shift)
@@ -549,7 +498,7 @@ def as_estimator(estimator: str | Estimator) -> Estimator:
 
 
 def estimator_of(text: str) -> Estimator | None:
-    """Return the estimator with this `repr`; `None` if it has options other than integers, booleans and None.
+    """Return the estimator with this `repr`; `None` if it has options other than integers and None.
 
     >>> estimator_of("Linearised(probes=2)"), estimator_of("Linearised(closure=mine)")
     (Linearised(probes=2), None)
@@ -558,10 +507,9 @@ def estimator_of(text: str) -> Estimator | None:
     name, _, options = text.removesuffix(")").partition("(")
     if name not in kinds or str(kinds[name]) == text:
         return kinds.get(name)
-    words = {"None": None, "True": True, "False": False}
     pairs = re.findall(r"(\w+)=(\w+)", options)
     try:
-        made: Estimator = type(kinds[name])(**{n: words[v] if v in words else int(v) for n, v in pairs})
+        made: Estimator = type(kinds[name])(**{n: None if v == "None" else int(v) for n, v in pairs})
     except (TypeError, ValueError, UsageError):
         return None
     return made if str(made) == text else None

@@ -74,7 +74,7 @@ def test_a_controller_by_name_equals_the_library_class(name, run, tmp_path):
 def test_the_table_describes_the_controllers():
     assert LIBRARY.keys() == CONTROLLERS.keys()
     for name, kind in CONTROLLERS.items():
-        made = kind.make(4) if kind.make else Grid((0.0, 1.0))
+        made = kind.make(4) if kind.make else Grid((0.0, 0.25, 0.5, 0.75, 1.0))
         assert (kind.reads_variance, kind.changes_velocity) == (needs_moments(made), follows(made)), name
         assert made.steps == 4
 

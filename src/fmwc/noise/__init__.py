@@ -10,7 +10,7 @@ from fmwc.noise.layers import (
     kl,
     time_features,
 )
-from fmwc.noise.model import Draw, NoiseModel, NoisyLayer, Pass, Weights, rows_of_share
+from fmwc.noise.model import Draw, NoiseModel, NoisyLayer, Pass, rows_of_share
 
 __all__ = [
     "KINDS",
@@ -21,7 +21,6 @@ __all__ = [
     "NoiseModel",
     "NoisyLayer",
     "Pass",
-    "Weights",
     "cyclic",
     "divergence_from_prior",
     "kl",

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fmwc.errors import ShapeError, UsageError
-from fmwc.modes import Bound, Scope, Scopes, Shared, compiling
+from fmwc.modes import Bound, Scope, Scopes, Shared
 from fmwc.noise.layers import (
     Call,
     ExplicitAttention,
@@ -57,36 +57,19 @@ class Pass:
         return y
 
 
-class Weights:
-    """Weight noise √α ε θ, drawn once per sample and layer and constant during a pass."""
-
-    def __init__(self, randomness: Randomness) -> None:
-        self.randomness = randomness
-        self.drawn: dict[NoisyLayer, Tensor] = {}
-
-    def __call__(self, noisy: NoisyLayer, layer: Any, h: Tensor, log_alpha: Tensor) -> Tensor:
-        """Return the term that the weight noise adds to the layer's output."""
-        if noisy not in self.drawn:
-            weight = noisy.kind.weight(layer)
-            self.drawn[noisy] = self.randomness.normal(weight.new_empty(noisy.samples, *weight.shape))
-        return noisy.shared_noise(layer, h, log_alpha, self.drawn[noisy])
-
-
 class Draw(Pass):
     r"""Pass that draws the weights once, by local reparameterisation (eqn:local-reparam). Exact.
 
     .. math:: y = θh + b + \sqrt{θ^2 (α h^2)} \; ε, \quad ε ∼ N(0, 1)
 
-    In the local form, a layer draws independently for each position of a sample (pixels, tokens, recurrent steps).
+    A layer draws independently for each position of a sample (pixels, tokens, recurrent steps).
 
     Arguments:
         randomness: The source of ε.
-        shared: Use one draw of the weights per sample at every position and call, instead of the local form.
     """
 
-    def __init__(self, randomness: Randomness, shared: bool = False) -> None:
+    def __init__(self, randomness: Randomness) -> None:
         self.randomness = randomness
-        self.weights: Weights | None = Weights(randomness) if shared else None
         self.log_alphas: list[Tensor] = []
         self.owners: list[Tensor | None] = []
 
@@ -94,8 +77,6 @@ class Draw(Pass):
         log_alpha, owner = noisy.log_alpha(h), noisy.owner(h)
         self.log_alphas.append(log_alpha)
         self.owners.append(owner)
-        if self.weights is not None:
-            return y + self.weights(noisy, layer, h, log_alpha)
         var = noisy.output_var(layer, h, log_alpha)
         # The floor keeps the derivative of the square root finite where the input is exactly zero.
         std = var.clamp_min(torch.finfo(var.dtype).tiny).sqrt()
@@ -266,29 +247,6 @@ class NoisyLayer(nn.Module):
         rest = (1 - correlation.square()).clamp_min(torch.finfo(std.dtype).eps).sqrt()
         return torch.where(unsqueeze_like(second, noise), correlation * noise[other] + rest * noise, noise)
 
-    def shared_noise(self, layer: Any, h: Tensor, log_alpha: Tensor, noise: Tensor) -> Tensor:  # noise: (B, *weight)
-        """Return (θ √α ε) h: the term that one draw of the weights per sample adds to each of its rows. Exact."""
-        scaled, place = _by_sample((0.5 * log_alpha).exp() * h, self.samples, self.owner(h))
-        weight = self.kind.weight(layer)
-        rows = torch.func.vmap(lambda h, e: self.kind.apply(layer, h, weight * e))(scaled, noise).flatten(0, 1)
-        return rows if place is None else torch.cat([rows, torch.zeros_like(rows[:1])])[place]
-
-    def weight_slope(
-        self, layer: Any, scaled: Tensor, gradient: Tensor, count: int, owner: Tensor | None
-    ) -> Tensor:  # -> (B, *weight)
-        """Return the gradient with respect to ε, divided by θ and summed over each sample's rows.
-
-        Arguments:
-            scaled: √α h.
-            gradient: The gradient with respect to the layer's output.
-        """
-        weight = self.kind.weight(layer)
-
-        def slope(h: Tensor, g: Tensor) -> Tensor:
-            return torch.func.vjp(lambda w: self.kind.apply(layer, h, w), weight)[1](g)[0]
-
-        return torch.func.vmap(slope)(_by_sample(scaled, count, owner)[0], _by_sample(gradient, count, owner)[0])
-
     def before(self, layer: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Forward pre-hook of the layer."""
         current = self.running.state.current
@@ -327,24 +285,6 @@ class NoisyLayer(nn.Module):
 
 
 # ---- rows of layers --------------------------------------------------------------------------------------------------
-
-
-def _by_sample(value: Tensor, count: int, owner: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Group rows by sample as `(B, k, …)`, padded with zeros; also return the position of each row among the B·k.
-
-    The positions are `None` if the rows are in order; unused rows have the position B·k.
-    """
-    if owner is None:
-        return value.reshape(count, -1, *value.shape[1:]), None
-    if compiling():  # the largest number of rows would become a constant
-        raise UsageError(
-            "shared noise cannot be compiled for samples with different numbers of rows; use the uncompiled field"
-        )
-    rank = _rank(owner, count)
-    most = int(torch.where(owner < count, rank, 0).max()) + 1
-    place = torch.where(owner < count, owner * most + rank, count * most)
-    filled = value.new_zeros(count * most + 1, *value.shape[1:]).index_copy(0, place, value)
-    return filled[:-1].view(count, most, *value.shape[1:]), place
 
 
 def _rank(owner: Tensor, count: int) -> Tensor:  # (R,) -> (R,)
