@@ -103,7 +103,7 @@ def draw(args: argparse.Namespace) -> None:
         reads = Linearised(None if setting == "checkerboard" else 2)
         every = 5 if setting == "crystals" else 1
         few = {**how, "check": False, "schedule": Schedule.every(every), "transport": setting == "checkerboard"}
-        few["config"] = SamplingConfig(batch=batch, record="total")
+        few["config"] = SamplingConfig(batch=batch)
         variance_s, read = draw_timed(args.count, confidence=reads, **few)
         scores |= {name: read.score(name) for name in VARIANCE[setting]}
         scores |= with_larger_budgets(setting, field, run, cond, batch, scores)

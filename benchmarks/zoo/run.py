@@ -76,7 +76,7 @@ def scores(flow: Flow, network: Any, data: Any, cond: Any, seed: int, count: int
     wanted = {"y": torch.arange(count, device=data.device) % flow.classes} if flow.classes else {}
     batch = BATCH[data.device.type]
     how = {"steps": STEPS, "seed": derive(seed, "zoo"), "cond": wanted}
-    read = SamplingConfig(record="total", batch=batch)
+    read = SamplingConfig(batch=batch)
     run = fmwc.sample(field, count, transport=is_small(flow.space), config=read, **how)
     names = (*SCORES, *FREE, *([DISPERSION] if run.transported is not None else []))
     found = {name: run.score(name) for name in names}

@@ -76,7 +76,7 @@ def draw_linearised(recipe: Mp20, field: Field, count: int, seed: int, **options
 
 def draw_diagonal(recipe: Mp20, field: Field, count: int, seed: int) -> Trajectory:
     """Sample with the paper's estimator, at every fifth step."""
-    config = SamplingConfig(record="total", batch=min(625, batch_for(field.device)))
+    config = SamplingConfig(batch=min(625, batch_for(field.device)))
     schedule = Schedule.every(EVERY)
     return recipe.draw(field, count, seed, confidence=Diagonal(), schedule=schedule, config=config).compact()
 

@@ -179,9 +179,7 @@ def _drawn(
         confidence=READ_BY,
         schedule=Schedule.at(TIMES),
         check=checks[0] if checks else Echo.planned(4),
-        config=SamplingConfig(
-            batch=len(truth), first=first, record="total", anneal=None if anneal is None else {"coord": anneal}
-        ),
+        config=SamplingConfig(batch=len(truth), first=first, anneal=None if anneal is None else {"coord": anneal}),
     )
     scores = {"variance": run.score(VARIANCE), "echo": run.score("echo")}
     if reference is not None:

@@ -213,9 +213,7 @@ def evaluate_field(
     say("learned heads")
     numbers["heads"] = heads(run, bad)
     say("diagonal")
-    diagonal = examiner.draw(
-        field, x0=plain.x0, confidence=Diagonal(), schedule=Schedule.every(5), config=SamplingConfig(record="total")
-    )
+    diagonal = examiner.draw(field, x0=plain.x0, confidence=Diagonal(), schedule=Schedule.every(5))
     numbers["diagonal"] = examiner.lifts(diagonal)
     numbers["heads_diagonal"] = heads(diagonal, bad)
     numbers["every_5th"] = examiner.lifts(thinned(run, 5))

@@ -105,7 +105,7 @@ def read_dropout(context: Context) -> dict[str, Any]:
 def read_head(context: Context, kind: str) -> dict[str, Any]:
     """Evaluate UA-Flow as published (`head`), or its variance head on the frozen plain flow (`variance`)."""
     head = getattr(context.networks, kind)(context.seed)
-    config = SamplingConfig(record="total", space=context.space)
+    config = SamplingConfig(space=context.space)
     run = context.examiner.draw(head, confidence=HeteroscedasticVariance(), config=config)
     return {**context.examiner.quality(run), "samples": len(run), "scores": context.examiner.lifts(run)}
 

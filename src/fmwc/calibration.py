@@ -233,7 +233,7 @@ def fit_confidence(
             schedule=EVERY_STEP,
             check=False,
             progress=progress,
-            config=SamplingConfig(stepper=stepper, batch=batch, record="full" if labels is None else "total"),
+            config=SamplingConfig(stepper=stepper, batch=batch),
         )
     finally:
         field.reference = old

@@ -8,6 +8,7 @@ import fmwc
 from fmwc.checks import Contest, Nearest
 from fmwc.errors import UsageError
 from fmwc.sampling import Grid, Part, Reference, SamplingConfig, Standard, read_with, stream
+from fmwc.sampling.config import ScoresOnly
 from fmwc.uses.best_of import best_of
 
 LEVELS = torch.linspace(0, 1, 101)
@@ -86,7 +87,7 @@ def test_unknown_conditions_withhold_confidence(made, given, reason):
     assert reason in run.withheld
     assert "\n" not in run.withheld
     assert run.confidence is None
-    assert reason in fmwc.sample(field, 6, steps=STEPS, cond=given, config=SamplingConfig(record="score")).withheld
+    assert reason in fmwc.sample(field, 6, steps=STEPS, cond=given, config=ScoresOnly()).withheld
 
 
 @FIELDS

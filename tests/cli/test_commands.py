@@ -199,7 +199,7 @@ BAD = {
     "results": (("report", "{out}/nothing"), "unknown checkpoint"),
     "demo's recipe": (("demo", "--set", "hidden=8", "--out", "{out}"), "add --train"),
     "verb": (("sampel",), "Did you mean 'sample'"),
-    "option": (("demo", "--sede", 1), "see fmwc demo --help"),
+    "option": (("demo", "--sede", "1"), "see fmwc demo --help"),
     "type": (("sample", "checkerboard", "-n", "many", "--out", "{out}"), "valid integer"),
     "no option": (("sample", "checkerboard"), "Missing option"),
 }

@@ -80,13 +80,6 @@ def test_readings_are_the_velocity_and_its_variance_at_each_state(mlp):
     assert sample(mlp, 4, steps=5).states is None
 
 
-def test_record_total_keeps_the_mean_over_coordinates(conv):
-    full, total = sample(conv, 4, steps=3), sample(conv, 4, steps=3, config=SamplingConfig(record="total"))
-    assert total.var.shape == (3, 4, 1, 1, 1)
-    torch.testing.assert_close(total.var.flatten(), full.var.flatten(2).mean(2).flatten())
-    torch.testing.assert_close(total.std, full.std)
-
-
 # ---- what is read unless told ---------------------------------------------------------------------------------------
 
 
@@ -423,7 +416,6 @@ REFUSED = {
     "times and a start": ({"x0": X0, "times": [0.0, 1.0], "start": 0.5}, UsageError, "leave out start"),
     "stepper": ({"x0": X0, "stepper": "heunn"}, UnknownNameError, "did you mean 'heun'"),
     "decoder": ({"x0": X0, "decoder": "mapp"}, UnknownNameError, "did you mean 'map'"),
-    "record": ({"x0": X0, "record": "totl"}, UnknownNameError, "did you mean 'total'"),
     "confidence": ({"x0": X0, "confidence": "diagnal"}, UnknownNameError, "did you mean 'diagonal'"),
 }
 

@@ -12,6 +12,7 @@ import fmwc
 from fmwc.errors import UsageError
 from fmwc.field import attach
 from fmwc.sampling import Reference, SamplingConfig, Standard, Trajectory, growing, read_with, sample, stream
+from fmwc.sampling.config import ScoresOnly
 from fmwc.state import channels
 from fmwc.uses.edit import edit
 from tests.conftest import conv_field, dict_field, mlp_field
@@ -38,9 +39,7 @@ def held(run):
 @pytest.mark.parametrize("name", FIELDS)
 def test_recorded_scores_equal_those_of_full_runs(name):
     field = referred(FIELDS[name]())
-    full, small = (
-        sample(field, 12, steps=10, config=SamplingConfig(batch=5, record=record)) for record in ("full", "score")
-    )
+    full, small = (sample(field, 12, steps=10, config=kind(batch=5)) for kind in (SamplingConfig, ScoresOnly))
     torch.testing.assert_close(small.score(), full.score())
     torch.testing.assert_close(small.confidence, full.confidence)
     torch.testing.assert_close(small.take(torch.tensor([3, 1])).score(), full.score()[[3, 1]])
@@ -48,7 +47,7 @@ def test_recorded_scores_equal_those_of_full_runs(name):
 
 
 def test_the_size_of_a_scored_run_does_not_grow_with_its_steps(conv):
-    few, many = (sample(conv, 6, steps=steps, config=SamplingConfig(record="score")) for steps in (10, 200))
+    few, many = (sample(conv, 6, steps=steps, config=ScoresOnly()) for steps in (10, 200))
     assert held(few) == held(many) == 6 * (16 + 16 + 1 + 1)  # x, x0, score and the end of the grid
     assert held(sample(conv, 6, steps=200)) > 20 * held(many)
 
@@ -72,14 +71,14 @@ def test_memory_does_not_grow_with_the_steps(schedule, reading):
     most = []
     for steps in (10, 100):
         field = attach(Counting(), space=(64,))
-        sample(field, 32, steps=steps, schedule=when(schedule), config=SamplingConfig(record="score"))
+        sample(field, 32, steps=steps, schedule=when(schedule), config=ScoresOnly())
         most.append(field.network.most)
     # In addition: one more of the ten predicted ends with its time, and a flag for the first step.
     assert most[1] - most[0] <= 90 * 32 * reading + 65 * 32 + 32
 
 
 def test_round_trip_of_a_scored_run(tmp_path):
-    run = sample(referred(mlp_field()), 7, steps=10, config=SamplingConfig(record="score"))
+    run = sample(referred(mlp_field()), 7, steps=10, config=ScoresOnly())
     run.save(tmp_path / "run.safetensors")
     back = Trajectory.load(tmp_path / "run.safetensors").to("cpu")
     torch.testing.assert_close(back.score(), run.score())
@@ -87,17 +86,17 @@ def test_round_trip_of_a_scored_run(tmp_path):
 
 
 def test_a_scored_run_has_no_other_scores(mlp):
-    run = sample(mlp, 4, steps=10, config=SamplingConfig(record="score"))
+    run = sample(mlp, 4, steps=10, config=ScoresOnly())
     for words in ({"name": "peak"}, {"channel": "x"}, {"early": 0.2}):
         with pytest.raises(UsageError, match="kept no variance, but its score temporal_ratio"):
             run.score(**words)
     with pytest.raises(UsageError, match="kept no variance, but its score temporal_ratio"):
         run.ranked_by("peak")
-    with pytest.raises(UsageError, match="but no times; sample with the default record"):
+    with pytest.raises(UsageError, match="but no times"):
         edit(mlp, run, None, at=0.5, scale=0.1)
-    for option in ({"keep_states": True}, {"transport": True}):
+    for option in ({"config": ScoresOnly(keep_states=True)}, {"config": ScoresOnly(), "transport": True}):
         with pytest.raises(UsageError, match="leave out keep_states and transport"):
-            sample(mlp, 4, **arguments(record="score", **option))
+            sample(mlp, 4, **option)
 
 
 # ---- what fits ------------------------------------------------------------------------------------------------------
@@ -157,7 +156,7 @@ def test_a_stream_needs_one_initial_state_per_sample(states):
         list(stream(field, 5, steps=10, x0=torch.randn(states, 2)))
 
 
-@pytest.mark.parametrize("options", [{}, {"record": "full"}, {"decoder": "stochastic", "confidence": None}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"decoder": "stochastic", "confidence": None}], ids=str)
 def test_streamed_parts_equal_the_run(options):
     field = referred(mlp_field())
     options = {"steps": 10, "seed": 3, **options}
@@ -227,9 +226,7 @@ def test_streamed_file_equals_the_whole_file(name, tmp_path):
         for part, rows in zip(parts, y.split(4), strict=True):
             add(classed(part, rows))
             assert not (tmp_path / "grown.safetensors").exists()
-    classed(sample(field, 11, steps=10, config=SamplingConfig(batch=4, record="score")), y).save(
-        tmp_path / "whole.safetensors"
-    )
+    classed(sample(field, 11, steps=10, config=ScoresOnly(batch=4)), y).save(tmp_path / "whole.safetensors")
     grown, whole = (Trajectory.load(tmp_path / f"{n}.safetensors") for n in ("grown", "whole"))
     assert grown.about() == whole.about()
     files = [safetensors.torch.load_file(tmp_path / f"{n}.safetensors") for n in ("grown", "whole")]
@@ -242,7 +239,7 @@ def test_incomplete_files_do_not_appear(tmp_path):
     with pytest.raises(UsageError, match="needs 8 samples, got 4"), growing(tmp_path / "a", 8) as add:
         add(next(parts))
     full = sample(mlp_field(), 4, steps=10)
-    with pytest.raises(UsageError, match="record='score'"), growing(tmp_path / "a", 4) as add:
+    with pytest.raises(UsageError, match="batch by batch"), growing(tmp_path / "a", 4) as add:
         add(full)
     assert not list(tmp_path.iterdir())
 

@@ -117,7 +117,7 @@ def test_scale_zero_reproduces_the_run(mlp, stepper, keep_states, schedule):
 
 def test_scale_zero_reproduces_a_run_with_given_times(mlp):
     times = [0.0, 0.5, 0.7, 0.8, 1.0]
-    run = fmwc.sample(mlp, 8, config=SamplingConfig(controller=Grid(times), record="total"))
+    run = fmwc.sample(mlp, 8, config=SamplingConfig(controller=Grid(times)))
     assert torch.equal(edit(mlp, run, None, at=0.75, scale=0.0).x, run.x)
     small = edit(mlp, run.compact(), None, at=0.75, scale=0.0)
     assert torch.equal(small.x, run.x)

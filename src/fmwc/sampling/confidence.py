@@ -338,7 +338,7 @@ def unknown_conditions(reference: Reference | None, cond: Mapping[str, Any], cou
 
 
 def score_to_keep(reference: Reference | None) -> str | Callable[[Trajectory], Trajectory]:
-    """Return the score that a run with `record="score"` keeps."""
+    """Return the score that a stream keeps."""
     if reference is None:
         return "temporal_ratio"
     return partial(_with_sum, reference) if reference.parts else reference.score

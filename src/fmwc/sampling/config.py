@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -190,7 +190,6 @@ class Grid:
 
 STEPS = 50
 BATCH = 16384
-RECORDS = ("full", "total", "score")
 TWO_PLANS = "give only one of steps, evaluations and a controller"
 
 
@@ -224,9 +223,6 @@ class SamplingConfig:
         first: The index of the first sample, to draw a run in parts.
         projections: Random projections of the endpoint for `transport`. By default 8, or one per coordinate for states
             of at most 16 numbers.
-        record: What a run keeps of the variance: `full`, one value per coordinate; `total`, one per sample and channel;
-            `score`, only the score, so that memory does not grow with the number of steps. By default `full`, or
-            `score` for :func:`fmwc.sampling.stream`.
         keep_states: Whether to keep the states of every step.
         batch: The number of samples integrated together, at most 16384 by default. A batch that does not fit in memory
             is halved.
@@ -245,18 +241,16 @@ class SamplingConfig:
     space: Space | Sequence[int] | int | None = None
     first: int = 0
     projections: int | None = None
-    record: Literal["full", "total", "score"] | None = None
     keep_states: bool = False
     batch: int | None = None
     parts: Parts | None = None
     on_step: Callable[[int, Tensor, Any], None] | None = None
+    scores_only: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         pick(STEPPERS, self.stepper, "stepper")
         if isinstance(self.decoder, str):
             pick(DECODERS, self.decoder, "decoder")
-        if self.record is not None:
-            pick(dict.fromkeys(RECORDS), self.record, "record")
         for name, low, high, unit in (
             ("batch", 1, 10**12, "sample"),
             ("first", 0, 10**12, ""),
@@ -303,3 +297,9 @@ class SamplingConfig:
             )
         steps, tail = divmod(velocities, STEPPERS[self.stepper].evaluations)
         return Uniform(steps + tail), tail
+
+
+class ScoresOnly(SamplingConfig):
+    """Options of :func:`fmwc.sampling.stream`: a run keeps only its scores, so that it does not grow with its steps."""
+
+    scores_only = True

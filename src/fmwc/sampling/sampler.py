@@ -44,6 +44,7 @@ from fmwc.sampling.config import (
     Controller,
     Grid,
     SamplingConfig,
+    ScoresOnly,
     Uniform,
     begin,
     cost_of,
@@ -207,7 +208,7 @@ def stream(
     if config.first:
         raise UsageError("a stream always starts at sample 0; leave out first")
     batch = config.batch or BATCH
-    config = replace(config, record=config.record or "score", batch=batch)
+    config = ScoresOnly(**{**vars(config), "batch": batch})
     if x0 is not None:
         _count(count, x0)
     cond = {**_as_tensors(cond), "": config.start}
@@ -328,7 +329,7 @@ class Sampler:
         estimator: The estimator of the variance; `None` reads no variance.
         schedule: When to read the variance.
         transport: Transports probes of the endpoint back through the whole run, if given.
-        score: What a run with `record="score"` keeps: the name of a score, or a function that adds the score to a
+        score: What a stream keeps: the name of a score, or a function that adds the score to a
             trajectory.
         check: Called at the end of each batch with the field, the space, the samples, their conditions, the seed and
             the number of the first sample; returns evidence by name, one row per sample (:mod:`fmwc.checks`).
@@ -355,8 +356,8 @@ class Sampler:
         if config.anneal is not None:
             for name in config.anneal:
                 pick(self.space.channels, name, "channel")
-        if config.record == "score" and (config.keep_states or self.transport):
-            raise UsageError("record='score' keeps only one score per sample; leave out keep_states and transport")
+        if config.scores_only and (config.keep_states or self.transport):
+            raise UsageError("a stream keeps only one score per sample; leave out keep_states and transport")
         name = type(self.controller).__name__
         if needs_moments(self.controller) and (self.estimator is None or self.schedule.stride != 1):
             raise UsageError(
@@ -428,7 +429,7 @@ class Sampler:
         tensors = {k: torch.atleast_1d(v) for k, v in given.items() if isinstance(v, Tensor)}
         tensors = {k: v.expand(size, *v.shape[1:]) for k, v in tensors.items()}
         part = replace(part, seed=seed, cond=tensors, index=torch.arange(first, first + size))
-        if self.config.record == "score":
+        if self.config.scores_only:
             part = part.scored(self.score) if isinstance(self.score, str) else self.score(part).scored()
         return part, size
 
@@ -481,7 +482,7 @@ class Sampler:
                     x = restrict(x, torch.ones_like(after))  # exact, whatever the steps before did
                 free.move(x)
                 before, t = t, after
-                if config.record == "score":
+                if config.scores_only:
                     grid.clear()
                 grid.append(t)
                 if self.transport or config.keep_states:
@@ -522,12 +523,9 @@ class Sampler:
 
     def _reduced(self, mean: Any, var: Any) -> tuple[Any, Any]:
         """Return what the run records of a reading."""
-        if self.config.record in (None, "full"):
+        if not self.config.scores_only:
             return mean, var
-        small = tree_map(lambda m, v: v.expand_as(m).flatten(1).mean(1).reshape(-1, *[1] * (m.ndim - 1)), mean, var)
-        if self.config.record == "total":
-            return mean, small
-        total = tree_map(lambda m, s: s.reshape(-1, 1) * m[0].numel(), mean, small)  # as in Trajectory.compact
+        total = tree_map(lambda m, v: v.expand_as(m).flatten(1).sum(1, keepdim=True), mean, var)
         return tree_map(torch.zeros_like, total), total
 
     def _require_finite(self, x: Any, var: Any) -> None:

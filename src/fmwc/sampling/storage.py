@@ -147,7 +147,7 @@ def _layout(tensors: Mapping[str, Tensor], samples: int, count: int) -> dict[str
         if not shared:
             axis = SAMPLES.get(name.partition(".")[0], 0)
             if axis and shape[0] > 1:  # the samples of a part would not be contiguous
-                raise UsageError("only runs with record='score' can be written batch by batch")
+                raise UsageError("only batches of fmwc.sampling.stream can be written batch by batch")
             shape[axis] = count
         size = kind[1] * (1 if shared else count)
         places[name] = _Place(kind, tuple(shape), end, end + size, 0 if shared else kind[1])

@@ -379,7 +379,7 @@ class Trajectory:
             the number of rows that are not free (1 if their mean is removed).
         evaluations: Network evaluations per sample that were spent on the velocity.
         seed: The seed of the run.
-        scores: The default score, if it was kept instead of the variance (`record="score"`).
+        scores: The default score, if it was kept instead of the variance (:func:`fmwc.sampling.stream`).
         made: The provenance of the run, saved with the samples: the checkpoint, its identity and the settings.
         index: The index of each sample within its run, `(B,)`; 0, 1, … if `None`.
         evidence: Other signals, by name and with one row per sample: the free signals of the trajectory

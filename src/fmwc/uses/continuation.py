@@ -119,8 +119,8 @@ def continue_from(
     config = config or SamplingConfig()
     _require_undetermined(config, others)
     if len(run.grid) < 2:
-        raise UsageError("the run has scores but no times; sample with the default record")
-    space, read, form = space_of(field, run, config), _steps_read(run), _form(run)
+        raise UsageError("the run has scores but no times; use sample instead of stream")
+    space, read, compact = space_of(field, run, config), _steps_read(run), _is_compact(run)
     estimator = default_estimator(space) if isinstance(confidence, AsReference) else confidence
     keep_states = keep_states or run.states is not None
     merged = _Merged(run, states, keep_states)
@@ -133,7 +133,6 @@ def continue_from(
             space=space,
             controller=OwnTimes(run.grid[begin:, rows]),
             start=run.grid[first[rows], rows],
-            record="total" if form == "total" else "full",
             batch=len(rows),
             keep_states=keep_states,
         )
@@ -142,9 +141,7 @@ def continue_from(
             select(states, rows), seed=derive(seed, "resume", number), cond=select_conditions(cond, rows, len(run))
         )
         spent += part.evaluations * len(rows)
-        merged.put(
-            part.compact() if form == "compact" and later else part, part.states, rows, first[rows], begin, later
-        )
+        merged.put(part.compact() if compact and later else part, part.states, rows, first[rows], begin, later)
     return merged.run, spent
 
 
@@ -178,11 +175,9 @@ class _Merged:
                 _put(select(getattr(self.run, name), index), rows[first <= step], value)
 
 
-def _form(run: Trajectory) -> str:
-    """Return the form of a run's readings: `full`, `total` (one variance per sample), or `compact`."""
-    if any(m.shape[2:] != channels(run.x)[n].shape[1:] for n, m in channels(run.mean).items()):
-        return "compact"
-    return "total" if len(run.times) and all(v[0, 0].numel() == 1 for v in channels(run.var).values()) else "full"
+def _is_compact(run: Trajectory) -> bool:
+    """Return whether the readings of a run are summed over coordinates (:meth:`Trajectory.compact`)."""
+    return any(m.shape[2:] != channels(run.x)[n].shape[1:] for n, m in channels(run.mean).items())
 
 
 def _require_undetermined(config: SamplingConfig, others: Mapping[str, Any]) -> None:
