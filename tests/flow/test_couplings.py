@@ -1,14 +1,12 @@
 """Couplings: noise is fitted to the pairs that a network was trained on."""
 
 import itertools
-import sys
 
 import pytest
 import torch
 from torch import nn
 
 import fmwc
-from fmwc.errors import ShapeError, UnknownNameError, UsageError
 from fmwc.flow import Channel, FlatTorus, Space, as_space, couple, elbo_loss, flow_matching_loss, path_sample
 from fmwc.networks import MLP
 from fmwc.randomness import as_randomness
@@ -50,43 +48,6 @@ def test_optimal_transport_is_the_best_of_all_assignments(name):
     assert best < cost(drawn)
 
 
-def test_pairs_as_a_name_a_function_or_tensors():
-    space, x1 = as_space(2), torch.randn(4, 2)
-    assert torch.equal(couple(None, space, x1, randomness()), space.noise(4, randomness()))
-    assert torch.equal(couple("independent", space, x1, randomness()), space.noise(4, randomness()))
-    assert torch.equal(couple(lambda x, r: x / 2, space, x1, randomness()), x1 / 2)
-    assert couple(x1, space, x1, randomness()) is x1
-    t, x_t, u_t = path_sample(space, x1, randomness(3), pairs=lambda x, r: x / 2)
-    torch.testing.assert_close((x_t, u_t), (x1 * (0.5 + 0.5 * t[:, None]), x1 / 2))
-
-
-@pytest.mark.parametrize(
-    ("pairs", "error", "words"),
-    [
-        ("to", UnknownNameError, "did you mean 'ot'"),
-        (torch.zeros(3, 2), ShapeError, "one row of noise per sample, got 3 for 4"),
-        (torch.zeros(4, 3), ShapeError, "pairs: channel"),
-        (lambda x, r: None, UsageError, "pairs must be 'ot', a function"),
-    ],
-    ids=["name", "rows", "shape", "result"],
-)
-def test_wrong_pairs_are_named(pairs, error, words):
-    with pytest.raises(error, match=words):
-        couple(pairs, as_space(2), torch.zeros(4, 2), randomness())
-    if not callable(pairs):
-        with pytest.raises(error, match=words):
-            fmwc.fit_noise(fmwc.attach(Transport(), space=2), torch.zeros(4, 2), 1, pairs=pairs)
-
-
-def test_ragged_rows_and_missing_scipy_raise(monkeypatch):
-    ragged = Space({"x": Channel((3, 1), rows="n")}).given({"n": torch.tensor([1, 2])})
-    with pytest.raises(UsageError, match="different numbers of rows"):
-        couple("ot", ragged, torch.zeros(2, 3, 1), randomness())
-    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    with pytest.raises(UsageError, match=r"fmwc\[learn\]"):
-        couple("ot", as_space(2), torch.zeros(4, 2), randomness())
-
-
 class Transport(nn.Module):
     """The optimal-transport flow from N(0, 1) to N(0, c²), in closed form: x_t = (1 + (c − 1)t) x0."""
 
@@ -125,16 +86,6 @@ def test_without_its_pairs_an_optimal_transport_flow_has_far_too_much_variance()
         var[name] = float(field.moments(x, 0.1).var.mean())
     assert var["none"] > 20 * var["function"]
     assert var["none"] > 10 * var["ot"]
-
-
-def test_noise_given_as_pairs_stays_with_its_data():
-    """Noise from a function and the same noise given as rows give the same training."""
-    data = WIDE * torch.randn(64, 2, generator=torch.Generator().manual_seed(0))
-    fits = [
-        fmwc.fit_noise(fmwc.attach(Transport(), space=2), data, 5, batch=16, every=1, pairs=pairs)
-        for pairs in (lambda x1, r: x1 / WIDE, data / WIDE, (data / WIDE).numpy())
-    ]
-    assert fits[0] == fits[1] == fits[2]
 
 
 def test_the_loss_of_an_optimal_transport_flow_vanishes_on_its_pairs_only():

@@ -1,14 +1,12 @@
 """The space of unit cells: flat, with positive lengths and its own noise distribution."""
 
-import math
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fmwc.flow import Channel, Lattice, Manifold, Space
-from fmwc.randomness import Blocks, Stream
+from fmwc.randomness import Stream
 
 MEAN, STD = (1.5754, 1.7017, 1.9782), (0.2444, 0.2653, 0.3536)
 
@@ -45,18 +43,6 @@ def test_velocity_is_the_derivative_of_the_path():
     torch.testing.assert_close(space.path(x0, x1, torch.ones(5, dtype=torch.float64))[0], x1)
 
 
-@pytest.mark.parametrize("shortest", [0.5, 2.0])
-def test_lengths_have_a_lower_bound(shortest):
-    space = Space({"x": Channel((6,), Lattice(shortest=shortest), "own")})
-    x, v = cells(), torch.full((5, 6), -100.0, dtype=torch.float64)
-    v[1] = 1.0
-    moved = space.advance(x, v, torch.ones(5, dtype=torch.float64))
-    rest = [0, 2, 3, 4]
-    assert torch.equal(moved[rest, :3], torch.full((4, 3), shortest, dtype=torch.float64))
-    torch.testing.assert_close(moved[rest, 3:], x[rest, 3:] - 100)  # the logits of angles have no lower bound
-    torch.testing.assert_close(moved[1], (x[1] + 1).clamp_min(torch.tensor([shortest] * 3 + [-math.inf] * 3)))
-
-
 @pytest.mark.parametrize("options", [{}, {"mean": (0.5, 1.0, 1.5), "std": [0.1, 0.2, 0.3]}], ids=["own", "given"])
 def test_noise_has_its_moments(options):
     """Lengths are log-normal with the given mean and deviation; angles are uniform in their range."""
@@ -88,14 +74,3 @@ def test_noise_excludes_the_ends_of_the_range():
     drawn = Lattice().noise(Ends(), torch.empty(4, 6))
     assert torch.isfinite(drawn).all()
     assert float(drawn[:, 3:].abs().max()) < 10
-
-
-def test_noise_does_not_depend_on_the_batch():
-    lattice, like = Lattice(), torch.empty(8, 6)
-    whole = lattice.noise(Blocks(3, 0, 8), like)
-    assert torch.equal(lattice.noise(Blocks(3, 5, 3), like[:3]), whole[5:])
-
-
-def test_mean_and_std_must_have_the_same_length():
-    with pytest.raises(ValueError, match="zip"):
-        Lattice(mean=(1.0, 1.0, 1.0), std=(1.0, 1.0)).noise(stream(), torch.empty(1, 6))

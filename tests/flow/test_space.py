@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fmwc.errors import ShapeError, UnknownNameError, UsageError
-from fmwc.flow import NOISES, Channel, FlatTorus, Space, euclidean
+from fmwc.errors import ShapeError
+from fmwc.flow import Channel, FlatTorus, Space, euclidean
 from fmwc.randomness import Stream
 from fmwc.sampling import SamplingConfig, sample
 from tests.conftest import PRODUCT
@@ -55,12 +55,6 @@ def test_product_equals_separate_channels():
     assert torch.equal(moved["shape"], x_t["shape"])
 
 
-def test_steps_may_differ_between_samples():
-    space = euclidean((2, 2))
-    x, v, dt = torch.zeros(3, 2, 2), torch.ones(3, 2, 2), torch.tensor([0.1, 0.2, 0.3])
-    torch.testing.assert_close(space.advance(x, v, dt)[:, 1, 0], dt)
-
-
 @pytest.mark.parametrize("name", ["normal", "uniform"])
 def test_noise_has_the_moments_of_its_distribution(name):
     space = Space({"x": Channel((3,), noise=name)})
@@ -72,10 +66,6 @@ def test_noise_has_the_moments_of_its_distribution(name):
     if name == "uniform":
         assert drawn.min() >= 0
         assert drawn.max() < 1
-
-
-def test_every_noise_is_tested():
-    assert set(NOISES) == {"normal", "uniform", "own"}  # own: test_lattice
 
 
 class Sphere:
@@ -127,11 +117,6 @@ def test_velocity_follows_the_path_on_a_curved_manifold(time):
     torch.testing.assert_close(noise.norm(dim=1), torch.ones(7))
 
 
-def test_objects_without_manifold_methods_are_refused():
-    with pytest.raises(UsageError, match="expmap, logmap, projx and proju"):
-        Channel((2,), object())
-
-
 REFUSED = {
     "a dict for a lone channel": (euclidean((2,)), {"x": torch.zeros(1, 2)}, "got a dict"),
     "a tensor for a product": (PRODUCT, torch.zeros(1, 2), "got a tensor"),
@@ -158,21 +143,8 @@ def test_states_of_another_kind_are_refused(name):
     assert "\n" not in str(raised.value)
 
 
-def test_invalid_channels():
-    with pytest.raises(UsageError, match="at least one channel"):
-        Space({})
-    with pytest.raises(UnknownNameError, match="did you mean 'normal'"):
-        Channel((2,), noise="normale")
-
-
 @pytest.mark.parametrize("space", [euclidean((1, 4, 4)), PRODUCT], ids=["euclidean", "product"])
 def test_descriptions_rebuild_the_space(space):
     again = Space.from_description(space.describe())
     assert again.describe() == space.describe()
     assert again.single == space.single
-
-
-def test_descriptions_of_custom_manifolds_are_refused():
-    described = Space({"x": Channel((2,), Sphere())}).describe()
-    with pytest.raises(UnknownNameError, match="unknown manifold 'Sphere'"):
-        Space.from_description(described)

@@ -7,10 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fmwc.checkpoint import load, load_network, save, save_network
-from fmwc.networks import CSPNet
+from fmwc.checkpoint import load, save
 from fmwc.networks.cspnet import Messages, layout_of, metric
-from tests.cells import TYPES, WIDTH, alone, batch, field, present, small
+from tests.cells import WIDTH, alone, batch, field, present, small
 
 SIZES = (3, 1, 5, 2)
 MIXES = {"mixed": SIZES, "one of one": (1,), "only ones": (1, 1, 1), "one of five": (5,), "pairs": (2, 2, 1)}
@@ -62,32 +61,6 @@ def test_output_is_invariant_to_shifts_of_all_atoms():
         assert (float((moved["coord"][i] - plain["coord"][i]).detach().abs().max()) > 1e-6) == (n > 1)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_output_is_periodic_in_every_atom(seed):
-    net, (x, t, atoms) = small(), batch(*SIZES, seed=seed)
-    periods = torch.randint(-4, 5, x["coord"].shape, generator=torch.Generator().manual_seed(seed))
-    assert_close(net({**x, "coord": x["coord"] + periods}, t, atoms=atoms), net(x, t, atoms=atoms))
-
-
-def test_output_depends_on_every_input():
-    net, (x, t, atoms) = small(), batch(3, 4)
-    plain = net(x, t, atoms=atoms)
-    for name in ("type", "coord", "lattice"):
-        moved = x[name].clone()
-        moved[:, 0] += 0.1
-        assert differs(net({**x, name: moved}, t, atoms=atoms), plain), name
-    assert differs(net(x, (t + 0.3) % 1, atoms=atoms), plain)
-    with torch.no_grad():
-        net.size.weight.add_(torch.randn_like(net.size.weight))
-    assert differs(net(x, t, atoms=atoms), plain)
-
-
-def test_time_is_one_number_or_one_per_crystal():
-    net, (x, _, atoms) = small(), batch(*SIZES)
-    one = net(x, torch.tensor(0.3, dtype=torch.float64), atoms=atoms)
-    assert_close(one, net(x, torch.full((4,), 0.3, dtype=torch.float64), atoms=atoms), 0)
-
-
 # ---- batches and padding --------------------------------------------------------------------------------------------
 
 
@@ -126,82 +99,6 @@ def test_absent_rows_of_the_velocity_are_zero_and_nothing_drifts(name):
     torch.testing.assert_close(v["coord"].sum(1), torch.zeros(len(atoms), 3, dtype=torch.float64))
     assert not v["coord"][atoms == 1].any()  # a single atom does not move
     assert bool((v["coord"].flatten(1).abs().amax(1)[atoms > 1] > 1e-3).all())
-
-
-def test_crystals_do_not_depend_on_each_other():
-    net, (x, t, atoms) = small(), batch(*SIZES)
-    x = {k: v.requires_grad_() for k, v in x.items()}
-    total = sum(v[2].square().sum() for v in net(x, t, atoms=atoms).values())
-    for gradient in torch.autograd.grad(total, list(x.values())):
-        assert gradient[2].abs().min() > 0
-        assert not gradient[[0, 1, 3]].any()
-
-
-@pytest.mark.parametrize("more", [(0, 1), (4, 9), (30, 100)], ids=str)
-@pytest.mark.parametrize("name", MIXES)
-def test_spare_capacity_does_not_change_outputs(name, more, monkeypatch):
-    net, (x, t, atoms) = small(), batch(*MIXES[name])
-    plain = net(x, t, atoms=atoms)
-    room = int(atoms.sum()) + more[0], int((atoms * (atoms - 1)).sum()) + more[1]
-    at = layout_of(atoms, WIDTH, room)
-    assert [len(v) for v in at] == [room[0], room[0], room[1], room[1], room[1]]
-    monkeypatch.setattr(net, "_layout", lambda n: layout_of(n, WIDTH, room))
-    assert_close(net(x, t, atoms=atoms), plain, 1e-12)
-    gradients = torch.autograd.grad(sum(v.sum() for v in net(x, t, atoms=atoms).values()), list(net.parameters()))
-    assert all(torch.isfinite(g).all() for g in gradients)
-
-
-def test_capacity_applies_only_when_compiled_or_captured(monkeypatch):
-    net, (_, _, atoms) = small(), batch(*SIZES)
-    net.static_capacity[4] = (50, 60)
-    assert len(net._layout(atoms).slot) == sum(SIZES)
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert [len(v) for v in net._layout(atoms)] == [50, 50, 60, 60, 60]
-    assert len(net._layout(atoms[:3]).slot) == sum(SIZES[:3])  # batches of three have no capacity
-
-
-# ---- where rows are -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("room", [None, (20, 70)], ids=["just enough", "to spare"])
-def test_layout_by_hand(room):
-    atoms, end = torch.tensor(SIZES), len(SIZES)
-    at = layout_of(atoms, WIDTH, room)
-    slots = [(i, a) for i, n in enumerate(SIZES) for a in range(n)]
-    numbers = {place: k for k, place in enumerate(slots)}
-    pairs = [(i, a, b) for i, n in enumerate(SIZES) for a in range(n) for b in range(n) if a != b]
-    rows, edges = room or (len(slots), len(pairs))
-    spare, none = rows - len(slots), edges - len(pairs)
-    assert at.slot.tolist() == [i * WIDTH + a for i, a in slots] + [end * WIDTH] * spare
-    assert at.crystal.tolist() == [i for i, _ in slots] + [end] * spare
-    assert at.receiver.tolist() == [numbers[i, a] for i, a, _ in pairs] + [rows] * none
-    assert at.sender.tolist() == [numbers[i, b] for i, _, b in pairs] + [rows] * none
-    assert at.pair.tolist() == [i for i, _, _ in pairs] + [end] * none
-
-
-@pytest.mark.parametrize("sizes", [SIZES, (1,), (1, 1), (2,), (2, 2, 1), (3,), (2, 1)], ids=str)
-def test_rows_give_the_crystal_of_each_row(sizes):
-    net, (x, t, atoms) = small(), batch(*sizes)
-    owners = net.rows(x, t, atoms=atoms)
-    assert len({len(owner) for owner in owners}) == 2
-    for owner, counts in zip(owners, (atoms, atoms * (atoms - 1)), strict=True):
-        found = torch.bincount(owner, minlength=len(sizes) + 1)
-        assert found[:-1].tolist() == counts.tolist()
-        assert int(found[-1]) == len(owner) - int(counts.sum())
-    seen = []
-    handles = [m.register_forward_hook(lambda m, a, y: seen.append(len(a[0]))) for m in net.layers[0].children()]
-    net(x, t, atoms=atoms)
-    for handle in handles:
-        handle.remove()
-    assert set(seen) <= {len(sizes), *map(len, owners)}  # every layer sees crystals, atoms or pairs
-
-
-@pytest.mark.parametrize("sizes", [(2, 1), (2, 1, 2, 1), (3, 1, 1, 1, 1, 1)], ids=str)
-def test_pairs_and_crystals_have_different_numbers_of_rows(sizes):
-    """Rows are recognised by their number, so the number of pairs must differ from the number of crystals."""
-    net, (x, t, atoms) = small(), batch(*sizes)
-    assert int((atoms * (atoms - 1)).sum()) == len(sizes)
-    assert len(net.rows(x, t, atoms=atoms)[1]) != len(sizes)
 
 
 # ---- where atoms meet -----------------------------------------------------------------------------------------------
@@ -298,47 +195,6 @@ def test_forward_equals_the_written_out_network():
         assert_close(mine, expected, 1e-10)
 
 
-def test_inputs_of_a_pair_by_hand():
-    net, (x, _, atoms) = small(), batch(3)
-    at = layout_of(atoms, WIDTH)
-    coord, lattice = x["coord"][0, :3], x["lattice"]
-    found = net._offset(coord, lattice, at)
-    assert found.shape == (6, 6 * 8 + 3 + net.padding)
-    assert found.shape[1] % 8 == 0
-    assert not found[:, 6 * 8 + 3 :].any()
-    for row, i, j in zip(found, at.receiver, at.sender, strict=True):
-        delta = coord[j] - coord[i]
-        k = torch.arange(1, 9, dtype=torch.float64)
-        waves = 2 * math.pi * delta[:, None] * k
-        torch.testing.assert_close(row[:24], waves.sin().flatten())
-        torch.testing.assert_close(row[24:48], waves.cos().flatten())
-        direction = metric(lattice)[0] @ (delta - delta.round())
-        torch.testing.assert_close(row[48:51], direction / direction.norm())
-
-
-def test_outputs_by_hand():
-    net, (x, t, atoms) = small(), batch(3, 2)
-    seen = []
-    net.norm.register_forward_hook(lambda m, a, y: seen.append(y))
-    v = net(x, t, atoms=atoms)
-    (h,) = seen
-    for i, rows in enumerate(h.split([3, 2])):
-        pooled = net.to_lattice(torch.cat([rows.mean(0), rows.sum(0)]))
-        torch.testing.assert_close(v["lattice"][i], pooled * net.velocity_std + net.velocity_mean)
-        torch.testing.assert_close(v["type"][i, : len(rows)], net.to_type(rows))
-        coord = net.to_coord(rows)
-        torch.testing.assert_close(v["coord"][i, : len(rows)], (coord - coord.mean(0)) * net.coord_std)
-
-
-def test_lattice_input_is_standardised():
-    net, (x, t, atoms) = small(), batch(3, 2)
-    seen = []
-    net.layers[0].from_cell.register_forward_hook(lambda m, a, y: seen.append(a[0]))
-    net(x, t, atoms=atoms)
-    torch.testing.assert_close(seen[0][:, :6], (x["lattice"] - net.lattice_mean) / net.lattice_std)
-    assert torch.equal(seen[0][:, 6:], net.size.weight[atoms])
-
-
 def test_metric_agrees_with_pymatgen():
     core = pytest.importorskip("pymatgen.core")
     lattice = batch(*SIZES, seed=3)[0]["lattice"]
@@ -349,28 +205,7 @@ def test_metric_agrees_with_pymatgen():
         torch.testing.assert_close(matrix @ matrix.T, expected)
 
 
-def test_size_of_the_paper_network():
-    count = sum(p.numel() for p in CSPNet().parameters())
-    assert 13.5e6 < count < 14.5e6
-    assert CSPNet().config == {
-        "hidden": 512, "layers": 6, "frequencies": 128, "time_features": 256, "types": 7, "width": 20
-    }  # fmt: skip
-
-
 # ---- checkpoints ----------------------------------------------------------------------------------------------------
-
-
-def test_checkpoint_round_trip(tmp_path):
-    net = small(dtype=torch.float32)
-    again = load_network(save_network(net, tmp_path / "a"))
-    assert again.config == net.config
-    assert again.config["types"] == TYPES
-    before, after = net.state_dict(), again.state_dict()
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[k], after[k]) for k in before)
-    assert "lattice_mean" in before  # also its scales
-    x, t, atoms = batch(*SIZES, dtype=torch.float32)
-    assert_close(again(x, t, atoms=atoms), net(x, t, atoms=atoms), 0)
 
 
 def test_a_checkpoint_of_its_field(tmp_path):

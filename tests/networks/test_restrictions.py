@@ -11,7 +11,6 @@ from fmwc.checks import Echo, RowEcho
 from fmwc.checks.evidence import renoised, residuals
 from fmwc.errors import ShapeError, UsageError
 from fmwc.estimators import Linearised
-from fmwc.flow import restriction_of
 from fmwc.networks.cspnet import allowed_types, codes
 from fmwc.randomness import Stream
 from fmwc.sampling import Reference, SamplingConfig, Trajectory, noise, read_with
@@ -62,17 +61,6 @@ def test_expected_types_are_those_of_independent_bits_among_the_allowed_elements
         assert found[i, j].tolist() == pytest.approx(expected, abs=1e-9)
 
 
-def test_types_at_the_end_are_the_nearest_allowed_ones():
-    x1 = torch.randn(4, 3, TYPES, dtype=torch.float64) * 3
-    allowed = torch.rand(4, 3, ELEMENTS) < 0.4
-    allowed[..., 5] = True
-    table = codes(TYPES).double()
-    found = allowed_types(x1, torch.ones(4), allowed, table)
-    for i, j in itertools.product(range(4), range(3)):
-        possible = [row for z, row in enumerate(table) if allowed[i, j, z]]
-        assert found[i, j].tolist() == min(possible, key=lambda row: float((row - x1[i, j]).square().sum())).tolist()
-
-
 def test_all_elements_allowed_keeps_the_prediction_of_bits():
     x1 = torch.rand(2, 3, TYPES, dtype=torch.float64) * 1.9 - 0.95
     everything = torch.ones(2, 3, ELEMENTS, dtype=torch.bool)
@@ -106,16 +94,6 @@ def test_given_types_are_reached_on_their_own_path(field):
     for state, t in zip(run.states, run.grid, strict=True):
         torch.testing.assert_close(state["type"], (1 - t)[:, None, None] * run.x0["type"] + t[:, None, None] * ends)
     assert torch.equal(decoded(run.x), types * USED)
-
-
-def test_without_restrictions_nothing_changes(field):
-    plain = fmwc.sample(field, COUNT, steps=6, cond={"atoms": ATOMS}, confidence=None)
-    free = {"atoms": ATOMS, "types": torch.zeros(COUNT, WIDTH, dtype=torch.long)}
-    assert restriction_of(field, {"atoms": ATOMS}) is None
-    run = fmwc.sample(field, COUNT, steps=6, cond=free, confidence=None)  # no type is given
-    inside = {name: value[USED] if name != "lattice" else value for name, value in run.x.items()}
-    for name, value in inside.items():
-        assert torch.equal(value, plain.x[name][USED] if name != "lattice" else plain.x[name])
 
 
 def test_a_restriction_of_one_crystal_leaves_the_others_alone(field):
@@ -167,11 +145,6 @@ def test_wrong_restrictions_are_refused_in_one_line(field, cond, error, words):
         fmwc.sample(field, COUNT, steps=2, cond={"atoms": ATOMS, **cond}, confidence=None)
 
 
-def test_transport_is_refused(field):
-    with pytest.raises(UsageError, match="transport does not support"):
-        fmwc.sample(field, COUNT, steps=2, cond={"atoms": ATOMS, "elements": masks(0)}, transport=True)
-
-
 # ---- networks that are told the types --------------------------------------------------------------------------------
 
 
@@ -210,18 +183,6 @@ def test_given_types_add_nothing_to_the_loss():
     torch.testing.assert_close(v["type"], u["type"])
 
 
-def test_a_network_of_given_types_only_follows_them_by_itself():
-    net = small(dtype=torch.float32, given=1.0)
-    field = fmwc.attach(net, space=space())
-    types = torch.randint(1, ELEMENTS + 1, (COUNT, WIDTH)) * USED
-    cond = {"atoms": ATOMS, "types": types}
-    assert restriction_of(field, cond) is None
-    run = fmwc.sample(field, COUNT, steps=7, cond=cond)
-    assert torch.equal(decoded(run.x), types)
-    with pytest.raises(UsageError, match="trained with given types"):
-        fmwc.sample(field, COUNT, steps=2, cond={"atoms": ATOMS}, confidence=None)
-
-
 @pytest.mark.parametrize("given", [0.5, 1.0])
 def test_the_evidence_of_given_types_does_not_depend_on_rounding(given):
     """Types that are known add only rounding errors, whose logarithm differs by tens between precisions."""
@@ -242,9 +203,3 @@ def test_the_evidence_of_given_types_does_not_depend_on_rounding(given):
     score = check(field, space(), run.x, cond, 0, 0).score
     torch.testing.assert_close(score[several], r[1:, several].log().mean(0))
     torch.testing.assert_close(score[~several], r[2, ~several].log())
-
-
-def test_plain_networks_keep_their_configuration_and_weights():
-    assert "given" not in small().config
-    assert "told" not in small().state_dict()
-    assert small(given=0.25).config["given"] == 0.25
