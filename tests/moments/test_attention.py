@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor as T
 
-from fmwc.errors import NoRuleError
 from fmwc.moments import Gaussian, moments_of
 from tests.moments.operands import gaussian, plain
 from tests.reference import assert_within, delta, drawn
@@ -126,9 +125,3 @@ def test_attention_of_independent_scores_against_monte_carlo():
     mean, var, mean_error, var_error = drawn(f, [moments_of(x) for x in inputs], draws=20_000)
     assert_within(found.mean, mean, mean_error + 1e-4)
     assert_within(found.var, var, var_error)
-
-
-def test_attention_with_dropout_is_refused():
-    q = gaussian(1, 2, 3)
-    with pytest.raises(NoRuleError, match="dropout is on"):
-        F.scaled_dot_product_attention(q, q, q, dropout_p=0.1)

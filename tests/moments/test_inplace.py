@@ -52,14 +52,6 @@ def test_in_place_forms_equal_the_operations(key):
             key(torch.ones(shape, dtype=torch.float64), x, *args[1:])
 
 
-@pytest.mark.parametrize("act", [torch.nn.ReLU, torch.nn.SiLU, torch.nn.ELU, torch.nn.Hardtanh, torch.nn.LeakyReLU])
-def test_activations_in_place(act):
-    x = gaussian(2, 3)
-    expected = moments_of(act()(x))
-    assert act(inplace=True)(x) is x
-    assert_same(x, expected.mean, expected.var)
-
-
 def test_writing_into_a_gaussian():
     x, y = gaussian(4, 3), gaussian(2, 3, seed=1)
     mean, var = x._mean.clone(), x._var.clone()
@@ -84,16 +76,6 @@ def test_writing_into_a_gaussian():
     for write in (lambda p: p.copy_(y), lambda p: p.__setitem__(0, y[0])):
         with pytest.raises(NoRuleError, match=r"writes in place.*x\.new_zeros.*linearised"):
             write(torch.zeros(2, 3, dtype=torch.float64))
-
-
-def test_results_do_not_share_memory_with_their_operands():
-    """Otherwise writing into one would change the other's variance."""
-    for f in (torch.neg, lambda x: x + 1, lambda x: x + plain(2, 2, 3), lambda x: x / 1, lambda x: x * 1,
-              lambda x: torch.maximum(x, x), lambda x: torch.where(plain(2, 3) > 9, 0.0, x)):  # fmt: skip
-        x = gaussian(2, 3)
-        before = x._mean.clone(), x._var.clone()
-        f(x).mul_(3)
-        assert_same(x, *before)
 
 
 def test_gather_and_scatter_of_messages():
