@@ -7,7 +7,7 @@ from torch import nn
 import fmwc
 from fmwc.calibration import Disturbed, _near, auroc
 from fmwc.checks import Nearest, embedded
-from fmwc.errors import FmwcError, UsageError
+from fmwc.errors import UsageError
 from fmwc.flow import euclidean
 from fmwc.sampling import SamplingConfig, stream
 from fmwc.sampling.trajectory import combined
@@ -31,25 +31,6 @@ class Points(nn.Module):
         far = (x[:, None] - t[:, None] * self.data[None]).square().sum(2) / (2 * (1 - t) ** 2)
         mean = torch.softmax(-far, 1) @ self.data
         return (mean - x) / (1 - t) + 0.0 * self.layer(x)
-
-
-class Blurred(nn.Module):
-    """The exact velocity of a flow to given points plus Gaussian noise: a weak model of the points."""
-
-    std = 0.8
-
-    def __init__(self, data: torch.Tensor) -> None:
-        super().__init__()
-        self.data = data
-        self.layer = nn.Linear(data.shape[1], data.shape[1])  # carries the noise
-
-    def forward(self, x, t):
-        t = t[:, None].clamp_max(0.99)
-        variance = (1 - t) ** 2 + (t * self.std) ** 2
-        off = x[:, None] - t[:, None] * self.data  # (B, N, D)
-        weights = torch.softmax(-off.square().sum(2) / (2 * variance), 1)
-        ends = self.data + (t * self.std**2 / variance)[:, None] * off
-        return ((weights[:, :, None] * ends).sum(1) - x) / (1 - t) + 0.0 * self.layer(x)
 
 
 def circle(count: int, seed: int = 0) -> torch.Tensor:
@@ -108,19 +89,6 @@ def test_nearest_points_must_detect_disturbances(noticed, by_echo, usable):
     candidate = _near(euclidean((2,)), Nearest(data[:1_500]), data, noticed, by_echo)
     assert candidate.use is usable
     assert f"{noticed:.2f} (the echo: {by_echo:.2f})" in candidate.why
-
-
-def test_nearest_points_are_allowed_for_a_weak_model():
-    """A disturbance moves data away from other data, but not samples that are already far away."""
-    torch.manual_seed(0)
-    phase = 2 * torch.pi * torch.rand(2_000, 1)
-    data = torch.sin(2 * torch.pi * torch.arange(24) / 12 + phase)
-    field = fmwc.attach(Blurred(data[:500]), space=(24,))
-    samples = fmwc.sample(field, 200, confidence=None).x
-    assert float(torch.cdist(samples, data).amin(1).median()) > 5 * float(
-        torch.cdist(data[:100], data[100:]).amin(1).median()
-    )
-    assert fmwc.fit_confidence(field, data, pilot=200).score == "nearest"
 
 
 def test_a_distance_that_decreases_with_noise_is_detected():
@@ -200,57 +168,6 @@ def test_labels_can_prefer_another_score():
     assert none.score == plain.score
 
 
-def test_fit_noise_calls_fit_confidence():
-    data = circle(1_000)
-    field = fmwc.attach(Points(data[:300]), space=(2,))
-    fmwc.fit_noise(field, data, 3, batch=64, conventions=False)
-    assert field.reference is not None
-    again = fmwc.attach(Points(data[:300]), space=(2,))
-    fmwc.fit_noise(again, data, 3, batch=64, conventions=False, confidence=False)
-    assert again.reference is None
-    assert fmwc.fit_confidence(again, data, conventions=False).score == field.reference.score
-
-
-def test_check_has_no_confidence_if_the_reference_withholds_it():
-    data = circle(2_000)
-    field = fmwc.attach(Points(data[:400]), space=(2,))
-    reference = fmwc.fit_confidence(field, data, pilot=100, steps=20)
-    field.reference = reference._replace(withheld="no evidence")
-    found = fmwc.check(field, data[:5], evidence=reference.checks["nearest"], conventions=False)
-    assert found.confidence is None
-    assert found.withheld == "no evidence"
-
-
-def test_a_single_class_is_allowed():
-    data = circle(500)
-
-    class One(Points):
-        def forward(self, x, t, y):
-            return super().forward(x, t)
-
-    field = fmwc.attach(One(data[:200]), space=(2,))
-    assert "nearest" in fmwc.fit_confidence(field, data, cond={"y": torch.zeros(500).long()}, pilot=50, steps=10).score
-
-
-def test_points_are_drawn_from_all_data_within_their_limit():
-    from fmwc.calibration import BYTES, _points
-    from fmwc.flow import euclidean
-
-    data = torch.arange(100_000.0)[:, None]
-    points = _points(euclidean((1,)), data, None, "").points
-    assert float(points.max()) > 95_000
-    wide = _points(euclidean((4096,)), torch.zeros(1_000, 4096), None, "").points
-    assert wide.numel() * 4 <= BYTES
-
-
-def test_conditions_may_be_lists():
-    y = [0, 1, 2, 3]
-    run = fmwc.sample(
-        Gaussians(MEANS), 4, cond={"y": y}, confidence=None, check=8, steps=5, config=SamplingConfig(space=(2,))
-    )
-    assert "contest" in run.evidence
-
-
 class Named(Points):
     """A network that ignores the id of each sample."""
 
@@ -288,41 +205,6 @@ def test_ids_are_not_classes_and_do_not_enlarge_the_pilot(monkeypatch, with_data
     cond = {"id": torch.tensor([7, 7, 8, -1, 9_999])}  # the ids do not matter
     run = fmwc.sample(field, 5, steps=5, cond=cond)
     assert bool(run.withheld) == bool(reference.withheld)
-
-
-def test_ids_of_a_few_rows_are_not_classes(monkeypatch):
-    data = circle(40)
-    field = fmwc.attach(Named(data), space=(2,))
-    reference, drawn = piloted(monkeypatch, field, data, cond={"id": torch.arange(40)}, pilot=20)
-    assert drawn == [20]
-    assert reference.classes == {}
-
-
-def test_a_class_beside_an_id_is_used(monkeypatch):
-    data = circle(2_000)
-    field = fmwc.attach(Named(data[:50]), space=(2,))
-    cond = {"id": torch.arange(2_000), "y": torch.arange(2_000) % 12}
-    reference, drawn = piloted(monkeypatch, field, data, cond=cond, pilot=60)
-    assert drawn == [96]  # eight of each class
-    assert reference.classes == {"y": tuple(range(12))}
-
-
-def test_many_classes_need_a_large_pilot(monkeypatch):
-    field = fmwc.attach(Named(circle(50)), space=(2,))
-    cond = {"id": torch.arange(260)}
-    reference, drawn = piloted(monkeypatch, field, cond=cond)
-    assert drawn == [1_000]
-    assert "give pilot=2080" in next(row["why"] for row in reference.candidates if row["score"] == "contest")
-    reference, drawn = piloted(monkeypatch, field, cond=cond, pilot=2_080)
-    assert drawn == [2_080]
-    assert len(reference.classes["id"]) == 260
-
-
-def test_reasons_are_kept_with_labels(monkeypatch):
-    field = fmwc.attach(Named(circle(50)), space=(2,))
-    cond = {"id": torch.arange(3_000)}
-    reference, _ = piloted(monkeypatch, field, None, lambda x, cond: x[:, 0] > 0.5, cond=cond, pilot=60, judged=40)
-    assert any("not used as a class" in row["why"] for row in reference.candidates)
 
 
 # ---- features --------------------------------------------------------------------------------------------------------
@@ -374,72 +256,3 @@ def test_crystals_need_features_for_nearest_points():
     assert "nearest" in {row["score"] for row in found.candidates}
     with pytest.raises(UsageError, match="give features="):
         embedded(field.space, x)
-
-
-@pytest.mark.parametrize(
-    ("features", "said"),
-    [
-        (3, "features must be a function of states, got int"),
-        (lambda x: x.numpy(), r"one row per sample \(1, D\), got ndarray"),
-        (lambda x: x.sum(), "got torch.float32"),
-        (lambda x: x * torch.nan, "features of samples holds"),
-    ],
-)
-def test_invalid_features(features, said):
-    with pytest.raises(FmwcError, match=said):
-        fmwc.fit_confidence(fmwc.attach(Points(circle(50)), space=(2,)), circle(100), features=features)
-
-
-def test_features_need_training_points():
-    field = fmwc.attach(Points(circle(50)), space=(2,))
-    for given in ({}, {"data": circle(100), "keep_data": False}):
-        with pytest.raises(UsageError, match="needs training points to compare"):
-            fmwc.fit_confidence(field, features=lambda x: x, **given)
-
-
-# ---- invalid arguments ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"data": torch.full((50, 2), torch.nan)}, "the data holds 100 NaN"),
-        ({"evaluations": 0}, "evaluations must be a whole number, at least 1"),
-        ({"judged": 0, "labels": lambda x, cond: x[:, 0] > 0}, "judged must be a whole number, at least 1"),
-        ({"labels": [0, 1]}, r"labels must be a function of \(x, cond\), got list"),
-        ({"data": torch.zeros(0, 2)}, "the data hold no samples"),
-        ({"seed": "a"}, "seed must be a whole number"),
-    ],
-)
-def test_invalid_arguments_are_refused_before_the_pilot(options, said, monkeypatch):
-    monkeypatch.setattr("fmwc.calibration.sample", lambda *a, **k: pytest.fail("drew a pilot"))
-    with pytest.raises(FmwcError, match=said):
-        fmwc.fit_confidence(fmwc.attach(Points(circle(50)), space=(2,)), **options)
-
-
-@pytest.mark.parametrize("data", [None, circle(100)], ids=["no data", "data"])
-def test_a_missing_condition_is_named(data):
-    class Needs(Points):
-        def forward(self, x, t, y=None):
-            return super().forward(x, t) + 0.0 * y[:, None]
-
-    with pytest.raises(UsageError, match=r"without conditions .*its other arguments are y; give cond=") as raised:
-        fmwc.fit_confidence(fmwc.attach(Needs(circle(50)), space=(2,)), data)
-    assert "\n" not in str(raised.value)
-
-
-def test_a_single_class_has_no_contest():
-    field = fmwc.attach(Named(circle(50)), space=(2,))
-    found = fmwc.fit_confidence(field, cond={"id": torch.zeros(50).long()}, pilot=20, steps=5)
-    (why,) = [row["why"] for row in found.candidates if row["score"] == "contest"]
-    assert why == "'id' has only one value, so there is no contest"
-
-
-def test_other_invalid_arguments():
-    with pytest.raises(UsageError, match="field must be a field"):
-        fmwc.fit_confidence(nn.Linear(2, 2), circle(10))
-    with pytest.raises(UsageError, match="shape of a sample is not known"):
-        fmwc.fit_confidence(fmwc.attach(Points(circle(10))))
-    field = fmwc.attach(Points(circle(9)), space=(2,))
-    with pytest.raises(FmwcError, match="labels"):
-        fmwc.fit_confidence(field, circle(20), lambda x, cond: x[:, 0] * float("nan"), pilot=20, conventions=False)

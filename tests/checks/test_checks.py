@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 import fmwc
-from fmwc.checks import Contest, Echo, Nearest, RowEcho, check, run_checks
+from fmwc.checks import Nearest, RowEcho, check, run_checks
 from fmwc.checks.evidence import renoised, residuals
-from fmwc.errors import NotFiniteError, ShapeError, UsageError
 from fmwc.flow import Channel, FlatTorus, Space, euclidean
 from fmwc.sampling import SamplingConfig
 from fmwc.state import select
@@ -100,14 +99,6 @@ def test_evaluations_are_counted_and_within_the_budget(evaluations):
     assert net.evaluated == 24 * found.evaluations <= 24 * evaluations
 
 
-def test_rivals_without_the_own_value_cost_one_more_evaluation_per_round():
-    net, y = Gaussians(torch.cat([MEANS, MEANS * 2])), torch.zeros(8, dtype=torch.long)
-    own = Contest("y", torch.tensor([1, 2, 3]), (0.5, 0.4), 1)
-    found = run_checks({"contest": own}, net, euclidean((2,)), MEANS[y], {"y": y}, 0, 0)
-    assert bool((found["contest"] < 0).all())
-    assert net.evaluated == 8 * (4 + 3)
-
-
 @pytest.mark.parametrize("evidence", ["echo", "contest"])
 def test_scores_do_not_depend_on_batch_or_order(evidence):
     y = torch.arange(50) % 4
@@ -162,11 +153,6 @@ def test_the_echo_of_each_row_matches_its_closed_form():
     torch.testing.assert_close(half["row echo"], found[3:])
 
 
-def test_the_echo_of_each_row_needs_rows():
-    with pytest.raises(UsageError, match="needs channels with the same rows"):
-        RowEcho((0.5,))(Gaussians(MEANS), euclidean((2,)), MEANS, {"y": torch.arange(4)}, 0, 0)
-
-
 def test_distance_on_a_torus_is_periodic():
     space = Space({"x": Channel((1,), FlatTorus(), "uniform")})
     near = Nearest(torch.tensor([[math.sin(0.0), math.cos(0.0)]]) / (2 * math.pi))
@@ -182,41 +168,6 @@ def test_nearest_points_of_the_own_class_lower_the_score():
     own = near(None, euclidean((2,)), MEANS[:1], {"y": torch.tensor([0])}, 0, 0).score
     other = near(None, euclidean((2,)), MEANS[:1], {"y": torch.tensor([1])}, 0, 0).score
     assert float(other) > float(own)
-
-
-def test_invalid_arguments():
-    net, x, y = Gaussians(MEANS), MEANS, torch.arange(4)
-    with pytest.raises(NotFiniteError, match="channel"):
-        check(net, x * math.nan, {"y": y})
-    with pytest.raises(ShapeError, match="3 rows for 4 samples"):
-        check(net, x, {"y": y[:3]})
-    with pytest.raises(UsageError, match="at least 4 evaluations"):
-        check(net, x, {"y": y}, evaluations=3)
-    with pytest.raises(UsageError, match="one value, so there is no contest"):
-        check(net, x, {"y": torch.zeros(4, dtype=torch.long)}, evidence="contest", conventions=False)
-    assert check(net, x, {"y": torch.zeros(4, dtype=torch.long)}, conventions=False).evidence == "echo"
-    with pytest.raises(UsageError, match="give rivals"):
-        check(lambda x, t, c: x, x, {"c": torch.rand(4)}, evidence="contest", conventions=False)
-    with pytest.raises(UsageError, match="contest"):
-        check(net, x, {"y": y}, evidence="contets", conventions=False)
-    torus = Space({"x": Channel((2,), FlatTorus(), "uniform")})
-    with pytest.raises(UsageError, match="outside the space"):
-        check(lambda x, t: x, x, space=torus, conventions=False)
-    with pytest.raises(UsageError, match="strictly between 0 and 1"):
-        Echo((0.0, 0.5))
-    with pytest.raises(UsageError, match="at least 2 values"):
-        Contest("y", torch.tensor([1]))
-
-
-def test_continuous_conditions_are_contested_by_given_rivals():
-    class Shifted(nn.Module):
-        def forward(self, x, t, c):
-            return Gaussians(torch.zeros(1, 2))(x - t[:, None] * c, t, torch.zeros(len(x), dtype=torch.long)) + c
-
-    c = torch.tensor([[1.0, 0.0], [0.0, 1.0]]).repeat(10, 1)
-    found = check(Shifted(), c, {"c": c}, rivals={"c": [[1.0, 0.0], [0.0, 1.0], [3.0, 3.0]]}, conventions=False)
-    assert found.evidence == "contest"
-    assert bool((found.score < 0).all())
 
 
 def test_sample_runs_the_same_check():

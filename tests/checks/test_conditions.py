@@ -6,10 +6,8 @@ from torch import Tensor, nn
 
 import fmwc
 from fmwc.checks import Contest, Nearest
-from fmwc.errors import UsageError
-from fmwc.sampling import Grid, Part, Reference, SamplingConfig, Standard, read_with, stream
+from fmwc.sampling import Part, Reference, SamplingConfig, Standard, read_with, stream
 from fmwc.sampling.config import ScoresOnly
-from fmwc.uses.best_of import best_of
 
 LEVELS = torch.linspace(0, 1, 101)
 STEPS = 6
@@ -26,13 +24,6 @@ class Classes(nn.Module):
         angle = torch.zeros(len(x)) if y is None else torch.as_tensor(y) * 2.0
         end = torch.stack([angle.cos(), angle.sin()], -1).to(x) * (0.0 if y is None else 1.0)
         return (end + 0.3 * x.sin() - x) / (1 - t[:, None]).clamp_min(0.05) + 0.01 * self.layer(x)
-
-
-class Strict(Classes):
-    def forward(self, x: Tensor, t: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
-        if bool((y > 3).any()):
-            raise IndexError("there are 4 classes")
-        return super().forward(x, t, y)
 
 
 def contested(network: nn.Module) -> fmwc.Field:
@@ -106,58 +97,3 @@ def test_a_single_value_applies_to_all_samples(made, one):
         else []
     )
     assert not streamed or len(torch.cat([part.confidence for part in streamed])) == 6
-
-
-def test_a_single_value_with_a_given_check_and_best_of():
-    field = contested(Classes())
-    run = fmwc.sample(field, 5, steps=STEPS, check=Contest.planned("y", torch.arange(3), 6), cond={"y": 1})
-    assert run.evidence["contest"].shape == (5,)
-    best = best_of(field, 5, 2, steps=STEPS, cond={"y": torch.tensor([1])})
-    assert best.evaluations == 5 * 2 * (STEPS + field.reference.checks["contest"].evaluations)
-
-
-@FIELDS
-def test_errors_of_the_network_are_not_hidden(made):
-    field = made(Strict())
-    with pytest.raises(IndexError, match="there are 4 classes"):
-        fmwc.sample(field, 6, steps=STEPS, cond={"y": torch.full((6,), 7)})
-    with pytest.raises(TypeError, match="missing 1 required positional argument"):
-        fmwc.sample(field, 6, steps=STEPS)
-
-
-def test_reason_mentions_rank_only_if_there_is_one():
-    withheld = fmwc.sample(contested(Classes()), 6, steps=STEPS)
-    assert "rank" not in withheld.withheld
-    with pytest.raises(UsageError, match="compares samples by 'y', which is missing"):
-        _ = withheld.rank
-    with pytest.raises(UsageError, match="compares samples by 'y', which is missing"):
-        best_of(contested(Classes()), 6, 2, steps=STEPS)
-    ranked = fmwc.sample(standardised(Classes()), 6, steps=STEPS)
-    assert ranked.withheld.endswith("rank orders the samples of this run")
-    assert ranked.rank.shape == (6,)
-
-
-def test_check_without_its_condition():
-    field = contested(Classes())
-    x = torch.zeros(3, 2)
-    with pytest.raises(UsageError, match="compares samples by 'y'"):
-        fmwc.check(field, x, evidence=field.reference.checks["contest"], conventions=False)
-    with pytest.raises(UsageError, match="compares samples by 'y'"):
-        fmwc.check(field, x, evidence=near(Classes()).reference.checks["nearest"], conventions=False)
-    found = fmwc.check(field, x, evaluations=8, conventions=False)
-    assert found.evidence == "echo"
-    assert "compares samples by 'y', which is missing" in found.withheld
-
-
-def test_equal_steps_given_as_times_match_the_reference():
-    field, cond = contested(Classes()), {"y": torch.arange(2)}
-    times = [i / STEPS for i in range(STEPS + 1)]
-    expected = fmwc.sample(field, 2, steps=STEPS, cond=cond).confidence
-    for given in (times, torch.tensor(times)):
-        torch.testing.assert_close(
-            fmwc.sample(field, 2, cond=cond, config=SamplingConfig(controller=Grid(given))).confidence, expected
-        )
-    assert (
-        "equal steps"
-        in fmwc.sample(field, 2, cond=cond, config=SamplingConfig(controller=Grid(torch.tensor(times) ** 2))).withheld
-    )

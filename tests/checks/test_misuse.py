@@ -7,7 +7,6 @@ from torch import nn
 import fmwc
 from fmwc.checks import Nearest, check
 from fmwc.errors import UsageError
-from fmwc.sampling import stream
 
 X = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(40) % 3
@@ -73,15 +72,6 @@ def test_text_conditions_match_class_conditions():
     assert text.rival == [WORDS[i] for i in number.rival]
 
 
-@pytest.mark.parametrize("rivals", [[1], [1, 2], [2, 1, 2]])
-@pytest.mark.parametrize("budget", [3, 8, 20])
-def test_rivals_without_the_own_value_stay_within_the_budget(rivals, budget):
-    net = Net()
-    found = check(net, X, {"y": 0 * Y}, rivals={"y": rivals}, evaluations=budget, conventions=False)
-    assert found.evidence == "contest"
-    assert net.evaluated == 40 * found.evaluations <= 40 * budget
-
-
 def test_default_check_is_that_of_the_reference():
     class Plain(nn.Module):
         def __init__(self):
@@ -100,21 +90,3 @@ def test_default_check_is_that_of_the_reference():
         assert "leave out evaluations" in check(field, X, evaluations=7).withheld
     assert check(field, X).evidence == own
     assert check(field, X, evidence=own).evidence == own
-
-
-@pytest.mark.parametrize("strange", ["echo", 2.5, object()])
-def test_sample_refuses_invalid_checks(strange):
-    field = fmwc.attach(Net(), space=(2,))
-    with pytest.raises(UsageError, match="check must be a bool, a number of evaluations, or a check"):
-        fmwc.sample(field, 4, steps=3, check=strange, cond={"y": Y[:4]})
-
-
-def test_text_conditions_of_a_run_are_refused():
-    field = fmwc.attach(Net(), space=(2,))
-    for call in (
-        lambda: fmwc.sample(field, 3, steps=3, cond={"y": WORDS}),
-        lambda: fmwc.fit_confidence(field, X[:3], cond={"y": WORDS}, conventions=False),
-        lambda: next(stream(field, 3, steps=3, cond={"y": WORDS})),
-    ):
-        with pytest.raises(UsageError, match="the condition 'y' must hold numbers"):
-            call()

@@ -34,23 +34,11 @@ def test_samples_and_conditions_are_read_from_every_format(tmp_path, suffix, wri
     assert torch.equal(found.cond["y"], torch.arange(4))
 
 
-def test_one_array_is_the_samples(tmp_path):
-    np.save(tmp_path / "d.npy", X.numpy())
-    found = arrays.load(tmp_path / "d.npy")
-    assert torch.equal(found.x, X)
-    assert found.cond == {}
-
-
 def test_channels_are_named(tmp_path):
     np.savez(tmp_path / "d.npz", **{"x.a": X.numpy(), "x.b": X.numpy()[:, :1], "atoms": np.arange(4)})
     found = arrays.load(tmp_path / "d.npz")
     assert found.x.keys() == {"a", "b"}
     assert found.cond.keys() == {"atoms"}
-
-
-def test_conditions_without_samples(tmp_path):
-    np.savez(tmp_path / "d.npz", y=np.arange(4))
-    assert arrays.load(tmp_path / "d.npz").x is None
 
 
 class _Trap:

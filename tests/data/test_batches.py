@@ -3,10 +3,9 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-import fmwc
-from fmwc.data.batches import Batches, Rows
+from fmwc.data.batches import Batches
 from fmwc.errors import DataError, NotFiniteError, ShapeError, UsageError
 from fmwc.training import TrainingConfig, fit_noise, train
 from tests.conftest import mlp_field
@@ -30,16 +29,6 @@ class Streamed(IterableDataset):
         return iter(ROWS)
 
 
-class Conditional(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.label, self.out = nn.Embedding(3, 4), nn.Linear(7, 2)
-
-    def forward(self, x, t, y):
-        return self.out(torch.cat([x, t[:, None], self.label(y)], 1))
-
-
 SOURCES = {
     "a dataset of tensors": lambda: TensorDataset(ROWS),
     "a dataset that streams": Streamed,
@@ -61,15 +50,6 @@ def test_noise_is_fitted_to_batches_of_any_source(kind):
     for name, value in weights(fields[0].network).items():
         assert torch.equal(value, before[f"network.{name}"])
     assert not identical(weights(fields[0]), before)
-
-
-def test_conditions_come_with_the_batches():
-    fields = [fmwc.attach(Conditional(), space=(2,), width=8) for _ in range(2)]
-    for field in fields:
-        fit_noise(field, Labelled(), 6, batch=8, confidence=False)
-    assert identical(weights(fields[0]), weights(fields[1]))
-    with pytest.raises(UsageError, match="conditions must come with the batches"):
-        fit_noise(fields[0], Labelled(), 6, cond={"y": torch.zeros(40, dtype=torch.long)})
 
 
 @pytest.mark.parametrize("source", [Labelled, lambda: ((row + 0.1, {"y": torch.arange(8)}) for row in ROWS.split(8))])
@@ -161,28 +141,6 @@ def test_processes_share_every_batch(kind):
             assert torch.equal((last := late.draw_part()).x, expected[8][0][last.samples])
 
 
-def test_losses_that_need_the_whole_batch_say_so():
-    part = Batches(LOADERS["by index"](), 8, 5, part=(0, 2)).draw_part()
-    with pytest.raises(UsageError, match="need the whole batch in every process"):
-        part.load()
-    part = Batches(LOADERS["by index"](), 8, 5, part=(0, 2), whole=True).draw_part()
-    assert torch.equal(part.load()[0][::2], part.x)
-
-
-def test_a_distributed_sampler_is_refused_because_batches_are_split_already():
-    loader = DataLoader(Labelled(), 8, sampler=DistributedSampler(Labelled(), 2, 0))
-    with pytest.raises(UsageError, match="leave it out"):
-        Batches(loader, 8, 5, part=(0, 2))
-    assert len(Batches(loader, 8, 5).draw()[0]) == 8
-
-
-def test_a_batch_of_fewer_samples_than_processes_is_refused():
-    with pytest.raises(UsageError, match="a batch of 2 samples cannot be split among 3 processes"):
-        Batches([ROWS[:2]], 8, 5, part=(0, 3)).draw_part()
-    with pytest.raises(UsageError, match="a batch of 2 samples cannot be split among 3 processes"):
-        Rows(ROWS, {}, 2, False, torch.device("cpu"), part=(0, 3))
-
-
 def test_data_too_large_for_the_device_gives_the_same_batches(monkeypatch):
     trained = []
     for fits in (True, False):
@@ -223,10 +181,3 @@ def test_unusable_sources_are_refused(source, error, message):
     net = nn.Linear(2, 1)
     with pytest.raises(error, match=message):
         train(net, lambda x1, r, beta, cond: net(x1).square().mean(), source, TrainingConfig(3, batch=8))
-
-
-def test_options_that_need_data_in_memory_are_refused():
-    with pytest.raises(UsageError, match="stratified batches need data in memory"):
-        fit_noise(mlp_field(), TensorDataset(ROWS), 3, stratified=True)
-    with pytest.raises(UsageError, match="pairs given as tensors need data in memory"):
-        fit_noise(mlp_field(), TensorDataset(ROWS), 3, pairs=ROWS)

@@ -18,10 +18,8 @@ from fmwc.checkpoint import load
 from fmwc.crystals.domain import CrystalDomain
 from fmwc.crystals.recipe import SCORE
 from fmwc.crystals.structures import crystals_of, encode, quiet
-from fmwc.errors import UnknownNameError, UsageError
 from fmwc.recipes import fit
-from fmwc.registry import domain_named
-from fmwc.sampling import Parts, Reference, SamplingConfig, Schedule, Trajectory, read_with
+from fmwc.sampling import Parts, Reference, Schedule, Trajectory, read_with
 from tests.options import arguments
 from tests.recipes.conftest import CPU
 from tests.recipes.test_crystals import CHANNELS, TINY, same
@@ -194,20 +192,6 @@ def test_ase_reads_extended_xyz(setting, salts, tmp_path):
     assert "e_above_hull" not in frames[0].info
 
 
-def test_an_unknown_format_is_refused_before_anything_is_written(setting, salts, tmp_path):
-    with pytest.raises(UnknownNameError, match=r"unknown format 'pdb'.* Known: cif, db, extxyz, poscar"):
-        setting.check_format("cif,pdb")
-    with pytest.raises(UsageError, match=r"a tolerance of 0 to 1 Å.* got 4"):
-        setting.check_format("", symmetrise=4.0)
-
-
-@pytest.mark.usefixtures("no_picture")
-def test_selected_crystals_keep_their_names(setting, salts, tmp_path):
-    setting.write_samples(salts.take(torch.tensor([1, 4, 6])), tmp_path)
-    assert [row["name"] for row in rows_of(tmp_path / "samples.csv")] == ["00001", "00004", "00006"]
-    assert {path.name for path in (tmp_path / "cif").iterdir()} <= {"00001.cif", "00004.cif", "00006.cif"}
-
-
 @pytest.mark.usefixtures("no_picture")
 def test_the_table_has_a_row_for_every_crystal(setting, drawn, tmp_path):
     setting.write_samples(drawn, tmp_path)
@@ -221,47 +205,7 @@ def test_the_table_has_a_row_for_every_crystal(setting, drawn, tmp_path):
     assert torch.equal(again.confidence, drawn.confidence)
 
 
-def test_a_run_without_confidence_is_written(setting, field, tmp_path):
-    run = setting.draw(field, 5, 1, None, steps=4, confidence=None)
-    written = setting.write_samples(run, tmp_path)
-    assert {p.name for p in written} == {"samples.safetensors", "cif", "samples.csv", "samples.parquet"}
-    rows = rows_of(tmp_path / "samples.csv")
-    assert list(rows[0]) == [*FIRST, *JUDGED]
-    assert len(rows) == 5
-
-
-def test_columns_of_the_table(setting, drawn):
-    table = setting.table(drawn)
-    assert list(table) == [*FIRST, *OWN[:2], "confidence", *OWN[2:], *JUDGED]  # drawn like its reference
-    assert all(len(column) == COUNT for column in table.values())
-    assert table["score_coord"] == drawn.score(f"coord/{SCORE}").tolist()
-    assert table["score"] == drawn.score(SCORE).tolist()
-
-
 # ---- drawing --------------------------------------------------------------------------------------------------------
-
-
-def test_domain_draws_equal_those_of_the_recipe(setting, field, drawn):
-    own = TINY.draw(field, COUNT, 1, confidence=room.READ_BY, schedule=Schedule.every(5))
-    assert same(drawn.x, own.x)
-    assert torch.equal(drawn.confidence, own.confidence)
-    assert drawn.reference is not None  # read with the settings of the reference
-    told = []
-    run = setting.draw(field, COUNT, 1, told.append, steps=4, config=SamplingConfig(batch=4))
-    assert told == [4, 4, 2]
-    assert torch.equal(run.cond["atoms"], drawn.cond["atoms"])
-
-
-def test_the_table_of_a_run_without_variance(setting, checkpoint):
-    run = setting.draw(load(checkpoint), COUNT, 1, None, steps=4)
-    assert not len(run.times)
-    assert run.withheld
-    assert list(setting.table(run)) == [*FIRST, "score", "rank", *JUDGED]
-
-
-def test_crystals_have_no_classes(setting, field):
-    with pytest.raises(UsageError, match="crystals has no classes; leave out --label"):
-        setting.draw(field, 2, 0, None, 3)
 
 
 def test_an_interrupted_run_resumes_from_compact_batches(setting, field, tmp_path):
@@ -287,32 +231,11 @@ def test_an_interrupted_run_resumes_from_compact_batches(setting, field, tmp_pat
 # ---- the judge ------------------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_calculator_is_refused(setting):
-    with pytest.raises(
-        UnknownNameError, match=r"did you mean 'mace'\? Known: chgnet, mace, mattersim, orb, sevennet, uma"
-    ):
-        setting.with_judge("mase")
-    assert setting.with_judge("mace").calculator == "mace"
-    assert setting.with_judge("mine:model").calculator == "mine:model"
-    assert domain_named("crystals").calculator == "chgnet"
-
-
 def test_crystals_fail_unless_they_are_metastable(setting, salts):
     bad, above = setting.judge(salts), np.array(setting.judgement(salts)["e_above_hull"], float)
     assert bad.tolist() == [not (e <= 0.1) for e in above]
     assert bad[0]  # it could not be judged
     assert not bad.all()
-
-
-def test_the_latest_judgement_is_cached(setting, salts, drawn, monkeypatch):
-    real, calls = room.judge, []
-    monkeypatch.setattr(room, "judge", lambda those, **k: calls.append(len(those)) or real(those, **k))
-    first = setting.judgement(salts)
-    assert setting.judgement(salts.compact()) is first
-    assert calls == [8]
-    assert len(setting.judgement(drawn)) == COUNT
-    assert setting.judgement(salts)["formula"] == first["formula"]
-    assert calls == [8, COUNT, 8]
 
 
 def test_novelty_is_judged_against_all_known_structures(setting, salts, monkeypatch):
@@ -328,42 +251,9 @@ def test_novelty_is_judged_against_all_known_structures(setting, salts, monkeypa
     assert any(novel)
 
 
-def test_the_short_table(setting, salts):
-    bad = setting.judge(salts)
-    found = {row[""]: row["value"] for row in setting.numbers(salts, bad)}
-    above = [e for e in setting.judgement(salts)["e_above_hull"] if not math.isnan(e)]
-    assert found["structures"] == "8; 1 could not be judged"
-    assert found["mean energy above the hull, eV/atom"] == f"{sum(above) / 7:.3f}"
-    assert found["metastable (≤ 0.1 eV/atom)"].split()[0] == f"{(~bad).mean():.1%}"
-    assert found["metastable, surest 10%"].split()[0] == f"{float(~bad[-1]):.1%}"  # the last is the surest
-    told = found[f"AUPRC of type/integrated (floor {(~bad).mean():.2f})"]
-    assert told == f"too few to tell ({(~bad).sum()} metastable)"
-
-
-def test_the_short_table_without_metastable_crystals(setting, salts):
-    found = [row[""] for row in setting.numbers(salts, np.ones(8, bool))]
-    assert found[-3:] == ["metastable (≤ 0.1 eV/atom)", "ordered by", "in brackets"]
-    assert len(found) == 6
-
-
 def test_evaluation_reports_quality_and_identical_crystals(field):
     told = []
     found = experiment_named("crystals").evaluate(field, 6, 3, "", told.append)
     assert found["bit_for_bit"] is True
     assert found["quality"]["structures"] == 6
     assert sum(told) >= 6
-
-
-# ---- what is refused ------------------------------------------------------------------------------------------------
-
-
-def test_the_demonstration_uses_shipped_weights(setting):
-    with pytest.raises(UsageError, match="shows shipped weights; train your own with fmwc train crystals"):
-        setting.demo_recipe(["seed=3"])
-
-
-def test_data_and_changes_make_a_recipe(setting):
-    recipe = setting.recipe("quick", ["hidden=8", "compiled=false"], "prototypes")
-    assert (recipe.hidden, recipe.compiled, recipe.data) == (8, False, "prototypes")
-    with pytest.raises(UnknownNameError, match="did you mean 'frequencies'"):
-        setting.recipe("quick", ["frequences=8"])

@@ -1,15 +1,12 @@
 """Ranking metrics against values by hand, a reference implementation, and scikit-learn."""
 
-import json
-
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
 
-from fmwc.errors import ShapeError, UsageError
+from fmwc.errors import UsageError
 from fmwc.metrics.ranking import (
     FEWEST,
     auprc,
@@ -18,8 +15,6 @@ from fmwc.metrics.ranking import (
     precisions,
     ranking,
     ranking_text,
-    rate,
-    rate_kept,
     retention,
     too_few,
     wilson,
@@ -67,25 +62,6 @@ def test_retention_is_the_rate_among_the_surest(rows):
     assert curve.at(1.0) == pytest.approx(positive.mean())
 
 
-def test_retention_by_hand():
-    curve = retention([0.1, 0.4, 0.2, 0.3], [True, True, False, False])
-    assert curve.rate.tolist() == pytest.approx([1, 0.5, 1 / 3, 0.5])
-    assert [curve.at(f) for f in (0.0, 0.25, 0.5, 1)] == pytest.approx([1, 1, 0.5, 0.5])
-
-
-def test_tensors_are_accepted():
-    assert auprc(torch.tensor([2.0, 1.0]), torch.tensor([True, False])) == 1
-
-
-def test_refusals():
-    with pytest.raises(ShapeError, match="got 2 labels for 3 scores"):
-        auprc([1, 2, 3], [True, False])
-    with pytest.raises(UsageError, match="must be finite"):
-        auprc([1, float("nan")], [True, False])
-    with pytest.raises(UsageError, match="no sample is positive"):
-        auprc([1, 2], [False, False])
-
-
 # ---- precision at the top, intervals, comparisons ----------------------------------------------------------------
 
 
@@ -99,13 +75,6 @@ def test_precisions_by_hand():
             precisions(score, positive, [share])
 
 
-@given(labelled)
-def test_precision_at_the_top_is_retention_of_the_reversed_score(rows):
-    score, positive = (np.asarray(v) for v in zip(*rows, strict=True))
-    for share, value in precisions(score, positive, [0.2, 0.5, 1.0]).items():
-        assert value == pytest.approx(retention(-score, positive).at(share))
-
-
 def test_bootstrap_intervals_have_their_coverage():
     rng = np.random.default_rng(0)
     hits = 0
@@ -114,14 +83,6 @@ def test_bootstrap_intervals_have_their_coverage():
         low, high = bootstrap(lambda index, v=values: float(v[index].mean()), 80)
         hits += low <= 0 <= high
     assert 46 <= hits <= 60  # 54 expected
-
-
-def test_bootstrap_is_seeded_and_leaves_out_nan():
-    values = np.random.default_rng(0).normal(size=50)
-    read = [bootstrap(lambda index: float(values[index].mean()), 50, seed) for seed in (0, 0, 1)]
-    assert read[0] == read[1] != read[2]
-    assert bootstrap(lambda index: 5.0 if 0 in index else float("nan"), 3) == [5.0, 5.0]
-    assert all(np.isnan(bootstrap(lambda index: float("nan"), 3)))
 
 
 def toy_scores(count=300, seed=0):
@@ -134,19 +95,6 @@ def toy_scores(count=300, seed=0):
         "worse": (good + rng.normal(size=count)).round(1),
         "none": rng.random(count),
     }, positive
-
-
-def test_compare_returns_what_the_single_functions_return():
-    scores, positive = toy_scores()
-    found = compare(scores, positive, top=(0.05, 0.1), kept=(0.8,))
-    for name, score in scores.items():
-        alone = {"auprc": auprc(score, positive), "lift": ranking(score, positive).lift}
-        assert {k: found[name][k]["value"] for k in alone} == pytest.approx(alone)
-        assert found[name]["precision_5%"]["value"] == pytest.approx(precisions(score, positive)[0.05])
-    distinct = scores["none"]  # if scores are equal, either may be kept
-    assert found["none"]["retention_80%"]["value"] == pytest.approx(retention(distinct, positive).at(0.8))
-    assert list(found["good"]) == ["auprc", "lift", "precision_5%", "precision_10%", "retention_80%"]
-    json.dumps(found)
 
 
 def test_compare_uses_the_resamples_of_bootstrap(monkeypatch):
@@ -176,32 +124,11 @@ def test_a_paired_difference_is_narrower_than_its_parts():
     assert (same["difference"], same["difference_interval"]) == (0, [0, 0])
 
 
-def test_compare_refuses():
-    with pytest.raises(UsageError, match="no scores"):
-        compare({}, [True])
-    with pytest.raises(UsageError, match="no sample is positive"):
-        compare({"a": [1, 2]}, [False, False])
-    with pytest.raises(ShapeError, match="2 labels for 3 scores"):
-        compare({"a": [1, 2], "b": [1, 2, 3]}, [True, False])
-
-
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.5])
 def test_wilson_covers_the_true_rate(share):
     counts = np.random.default_rng(0).binomial(300, share, 4000)
     covered = [low <= share <= high for low, high in (wilson(int(c), 300) for c in counts)]
     assert 0.86 < np.mean(covered) < 0.95
-
-
-def test_rates_of_zero_and_one_have_intervals():
-    assert rate([False] * 20) == f"0.0% [0.0%, {wilson(0, 20)[1]:.1%}]"
-    assert wilson(0, 20)[1] > 0.1
-    assert wilson(20, 20)[0] < 0.9
-
-
-def test_kept_samples_have_the_lowest_scores():
-    bad = [False] * 8 + [True] * 2
-    assert rate_kept(range(10), bad, 0.8).startswith("0.0% [0.0%, ")
-    assert rate_kept(range(10), bad, 1.0).startswith("20.0% [")
 
 
 @pytest.mark.parametrize("few", [0, 1, FEWEST - 1])
