@@ -8,15 +8,10 @@ import re
 import threading
 import zipfile
 
-import numpy as np
 import pytest
-import torch
 
 import fmwc
-from fmwc.checkerboard.figures import support
 from fmwc.networks import MLP
-from fmwc.report.gallery import gallery
-from fmwc.report.page import write_page
 from fmwc.studio import runs as module
 from tests.studio.browser import AXE, launched, missing, watched
 from tests.studio.shared import serving
@@ -107,20 +102,6 @@ def test_draw_then_reload(page, studio):
     expect(page.get_by_role("cell", name="150 points, seed 7")).to_be_visible()
 
 
-def test_wrong_values_are_explained_at_their_control(page, studio):
-    show(page, studio, "draw/crystals")
-    page.get_by_label("How many").fill("0")
-    page.get_by_role("button", name="Draw", exact=True).click()
-    expect(page.get_by_role("alert")).to_contain_text("How many")
-    expect(page.get_by_label("How many")).to_be_focused()
-    page.get_by_label("How many").fill("1")
-    page.get_by_label("Composition").fill("Xx2")
-    page.expected.add("Failed to load resource: the server responded with a status of 400 (Bad Request)")
-    page.get_by_role("button", name="Draw", exact=True).click()
-    expect(page.get_by_role("alert")).to_contain_text("'Xx2' is not a formula")
-    expect(page.get_by_label("Composition")).to_have_attribute("aria-invalid", "true")
-
-
 @pytest.fixture
 def slowly(monkeypatch):
     steps, watch = threading.Semaphore(0), module.Studio._watch
@@ -164,30 +145,6 @@ def test_samples_appear_while_they_are_drawn_and_cancelling_works(page, browser,
     expect(status(page)).to_have_text("6 samples, surest first.")
 
 
-def test_two_pages_show_the_same_runs(page, browser, studio):
-    with watched(browser, studio.host) as other:
-        show(page, studio)
-        show(other, studio)
-        made = studio.draw(count=3, steps=2, seed=12345)
-        for one in (page, other):
-            expect(one.get_by_role("cell", name="3 points, seed 12345")).to_be_visible()
-        show(other, studio, f"run/{made['id']}")
-        other.get_by_role("button", name="Delete").click()
-        other.get_by_role("dialog").get_by_role("button", name="Delete").click()
-        for one in (page, other):
-            expect(one.get_by_role("cell", name="3 points, seed 12345")).to_have_count(0)
-
-
-def test_an_error_of_the_sampler_is_a_sentence(page, studio, monkeypatch):
-    def broken(*_, **__):
-        raise fmwc.FmwcError("the network returned NaN")
-
-    monkeypatch.setattr(module, "draw", broken)
-    show(page, studio, "draw/checkerboard")
-    page.get_by_role("button", name="Draw", exact=True).click()
-    expect(page.get_by_role("alert").filter(has_text="the network returned NaN")).to_be_visible()
-
-
 # ---- gallery ---------------------------------------------------------------------------------------------------------
 
 
@@ -212,101 +169,7 @@ def test_sort_filter_and_find(page, studio, digits):
     expect(status(page)).to_have_text("1 of 20 samples.")
 
 
-def test_the_slider_says_at_once_what_the_judge_says(page, studio, points):
-    tensors = studio.tensors(f"runs/{points['id']}/samples")
-    bad = tensors["failed"][tensors["order"]]
-    showing_run(page, studio, points)
-    slider = page.get_by_label("Keep the surest", exact=True)
-    slider.fill("60")
-    sides = page.locator(".sides .side")
-    for side, part in ((sides.nth(0), bad[:240]), (sides.nth(1), bad[240:])):
-        expect(side.locator("b")).to_have_text(f"{100 * part.mean():.1f} %")
-    expect(sides.nth(0)).to_contain_text("Kept 240")
-    page.locator("h1").click()
-    page.keyboard.press("[")
-    expect(sides.nth(0)).to_contain_text("Kept 236")
-    page.get_by_label("Show").select_option("dropped")
-    expect(status(page)).to_have_text("164 of 400 samples.")
-
-
-def test_a_guarantee_moves_the_slider(page, studio):
-    run = studio.draw(count=800, steps=20)
-    found = studio.get(f"runs/{run['id']}/promise?max_risk=0.2&probability=0.9")
-    showing_run(page, studio, run)
-    page.get_by_text("Guarantee a failure rate").click()
-    page.get_by_label("At most").fill("20")
-    page.get_by_role("button", name="Guarantee").click()
-    expect(page.get_by_text(found["sentence"])).to_be_visible()
-    page.get_by_role("button", name=re.compile("Keep these")).click()
-    expect(page.locator(".sides .side").first).to_contain_text(f"Kept {found['kept']}")
-    page.get_by_label("At most").fill("0.1")
-    page.get_by_role("button", name="Guarantee").click()
-    expect(page.get_by_text("too few to certify")).to_be_visible()
-
-
-def test_the_keyboard_is_enough(page, studio, points):
-    order = studio.tensors(f"runs/{points['id']}/samples")["order"]
-    showing_run(page, studio, points)
-    heading = page.locator(".detail h2")
-    expect(heading).to_contain_text(f"Sample {order[0]:05d}")
-    for key, place in (("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1), ("End", 399), ("Home", 0)):
-        page.keyboard.press(key)
-        expect(heading).to_contain_text(f"Sample {order[place]:05d}")
-    page.keyboard.press("?")
-    expect(page.get_by_role("dialog", name="Keyboard shortcuts")).to_be_visible()
-    page.keyboard.press("Escape")
-    expect(page.get_by_role("dialog")).to_have_count(0)
-    page.keyboard.press("/")
-    expect(page.get_by_label("Find by text")).to_be_focused()
-    page.locator("h1").click()
-    page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", level=1, name=f"Sample {order[0]:05d}")).to_be_visible()
-    page.keyboard.press("ArrowRight")
-    expect(page.get_by_role("heading", level=1, name=f"Sample {order[1]:05d}")).to_be_visible()
-    page.keyboard.press("Escape")
-    expect(status(page)).to_be_visible()
-    page.keyboard.press("Escape")
-    expect(page.get_by_role("heading", name="Runs").last).to_be_visible()
-
-
-def test_the_theme_is_remembered(page, studio):
-    show(page, studio)
-    page.keyboard.press("t")
-    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    page.reload()
-    expect(page.locator("#rail a").first).to_be_visible()
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == dark
-    page.get_by_role("button", name="Switch between light and dark").click()
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != dark
-
-
 # ---- one sample ------------------------------------------------------------------------------------------------------
-
-
-def test_a_sample_shows_its_way_and_its_scores(page, studio, points):
-    order = studio.tensors(f"runs/{points['id']}/samples")["order"]
-    told = studio.get(f"runs/{points['id']}/samples/{order[-1]}")
-    showing_sample(page, studio, points, order[-1])
-    clock = page.locator(".clock")
-    expect(clock).to_have_text("t = 1.00")
-    for score in told["scores"]:
-        expect(page.get_by_label("Scores")).to_contain_text(score["title"])
-        expect(page.get_by_label("Scores")).to_contain_text(score["sentence"])
-    expect(page.get_by_label("Scores")).to_contain_text(told["verdict"])
-    page.keyboard.press(",")
-    expect(clock).to_have_text("t = 0.95")
-    page.get_by_role("button", name="Go to t = 0.50").click()
-    expect(clock).to_have_text("t = 0.50")
-    expect(page.get_by_label("Time", exact=True)).to_have_value("0.5")
-    before = picture(page, ".panes canvas")
-    page.get_by_role("button", name="Go there").click()
-    changes(page, ".panes canvas", before)
-    box = page.locator(".curve canvas").bounding_box()
-    page.mouse.click(box["x"] + 46 + 0.25 * (box["width"] - 60), box["y"] + 60)
-    expect(clock).to_have_text("t = 0.25")
-    page.get_by_role("button", name="Play the path").click()
-    expect(clock).to_have_text("t = 1.00")
 
 
 def test_edit_then_undo(page, studio, points):
@@ -329,39 +192,6 @@ def test_edit_then_undo(page, studio, points):
     page.get_by_role("button", name=re.compile("Undo")).click()
     expect(page.get_by_role("heading", name=f"Sample {sample:05d}")).to_be_visible()
     expect(page.get_by_label("History").get_by_role("link", name="noise 0.6 at t = 0.25")).to_be_visible()
-
-
-def test_rewind_to_another_class(page, studio, digits):
-    showing_sample(page, studio, digits, 3)
-    expect(page.get_by_text("doubt per pixel")).to_be_visible()
-    expect(page.locator(".rival")).to_contain_text("the flow explains this sample")
-    page.get_by_role("button", name="Go to t = 0.00").click()
-    page.get_by_label("Class").select_option("8")
-    page.get_by_role("button", name="Edit from here").click()
-    expect(page.get_by_label("Before and after the edit")).to_be_visible(timeout=60_000)
-    expect(page.get_by_label("History")).to_contain_text("class 8")
-
-
-def test_a_crystal_can_be_turned(page, studio, crystals):
-    showing_sample(page, studio, crystals, 0)
-    stage = page.locator(".panes .stage")
-    canvas = stage.locator("canvas").first
-    expect(canvas).to_be_visible()
-    before = stage.screenshot()
-    stage.focus()
-    page.keyboard.press("ArrowRight")
-    page.wait_for_timeout(300)
-    turned = stage.screenshot()
-    assert turned != before
-    page.get_by_label("Colour the atoms by doubt").check()
-    expect(page.get_by_text("Atoms are coloured by doubt.")).to_be_visible()
-    box = stage.bounding_box()
-    page.mouse.move(box["x"] + 100, box["y"] + 100)
-    page.mouse.down()
-    page.mouse.move(box["x"] + 180, box["y"] + 130, steps=4)
-    page.mouse.up()
-    page.wait_for_timeout(300)
-    assert stage.screenshot() != turned
 
 
 # ---- export ----------------------------------------------------------------------------------------------------------
@@ -388,11 +218,6 @@ def test_export_and_download(page, studio, digits, tmp_path):
 # ---- safety and failures ---------------------------------------------------------------------------------------------
 
 
-def test_an_address_without_its_token_says_so(page, studio):
-    page.goto(studio.pages)
-    expect(page.get_by_role("heading", name="This address is incomplete")).to_be_visible()
-
-
 def test_text_from_files_is_text(browser, tmp_path):
     field = fmwc.attach(MLP(dim=2, hidden=8, depth=1), space=(2,))
     run = fmwc.sample(field, 4, steps=3, seed=0)
@@ -408,23 +233,6 @@ def test_text_from_files_is_text(browser, tmp_path):
         expect(page.locator(".detail dd").first).to_have_text(evil)
         assert page.locator(".detail img").count() == 0
         assert page.title() != "1"
-
-
-def test_a_stopped_server_is_noticed_and_found_again(browser, tmp_path):
-    with serving(tmp_path / "studio") as client, watched(browser, client.host) as page:
-        client.ready("checkerboard")
-        page.goto(client.address)
-        expect(page.locator("#rail a").first).to_be_visible()
-        page.expected |= {
-            "Failed to load resource: net::ERR_CONNECTION_REFUSED",
-            "Failed to load resource: net::ERR_CONNECTION_RESET",
-        }
-        page.expected |= {
-            "Failed to load resource: net::ERR_EMPTY_RESPONSE",
-            "Failed to load resource: net::ERR_INCOMPLETE_CHUNKED_ENCODING",
-        }
-        client.served.server.should_exit = True
-        expect(page.locator(".offline")).to_contain_text(re.compile("does not answer|ended"))
 
 
 # ---- every view ------------------------------------------------------------------------------------------------------
@@ -450,7 +258,13 @@ def views(studio, points, digits, crystals):
     }
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(
+    "theme",
+    [
+        "light",
+        "dark",
+    ],
+)
 @pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
 def test_views_are_accessible_and_fit(browser, studio, views, size, theme):
     with watched(browser, studio.host, viewport=size, color_scheme=theme, reduced_motion="reduce") as page:
@@ -471,35 +285,3 @@ def test_views_are_accessible_and_fit(browser, studio, views, size, theme):
             if page.evaluate("document.documentElement.scrollWidth") > size["width"]:
                 found[name] = "wider than the window"
         assert not found, json.dumps(found, indent=1)
-
-
-def test_the_menu_of_a_narrow_window(browser, studio, points):
-    with watched(browser, studio.host, viewport=NARROW) as page:
-        show_narrow = f"{studio.address}&view=run%2F{points['id']}"
-        page.goto(show_narrow)
-        menu = page.get_by_role("button", name="Menu")
-        expect(page.locator("#rail")).not_to_be_visible()
-        menu.click()
-        expect(menu).to_have_attribute("aria-expanded", "true")
-        page.locator("#rail").get_by_role("link", name="Digits", exact=True).click()
-        expect(page.get_by_role("heading", name="Draw: Digits")).to_be_visible()
-        expect(page.locator("#rail")).not_to_be_visible()
-
-
-# ---- report pages ----------------------------------------------------------------------------------------------------
-
-
-def test_report_pages_have_the_same_gallery(browser, tmp_path):
-    rng = np.random.default_rng(0)
-    x, level = rng.uniform(-2, 2, (300, 2)), np.linspace(0, 1, 300)
-    failed = fmwc.checkerboard.data.misplaced(torch.tensor(x)).astype(np.uint8)
-    cells = [[left, bottom, left + 1, bottom + 1] for left, bottom in support()]
-    section = gallery(
-        "Points", "", "points", {"x": x}, score=-level, level=level, label="confidence", failed=failed, support=cells
-    )
-    path = write_page(tmp_path / "report.html", "Report", [section])
-    with watched(browser, "nowhere") as page:
-        page.goto(path.as_uri())
-        page.get_by_label("Keep the surest", exact=True).fill("50")
-        part = failed[np.argsort(-level, kind="stable")][:150].mean()
-        expect(page.locator(".sides .side").first.locator("b")).to_have_text(f"{100 * part:.1f} %")

@@ -24,33 +24,16 @@ def models():
     return found
 
 
-def test_missing_values_are_defaults():
-    assert checked(CONTROLS, {}) == {"count": 5, "label": "", "formula": "", "at": 0.5}
-    assert checked(CONTROLS, {"count": 100, "label": "3", "at": 0})["at"] == 0
-
-
 @pytest.mark.parametrize(
     ("values", "control"),
     [
         ({"count": 0}, "count"),
-        ({"count": 101}, "count"),
         ({"count": 1.5}, "count"),
-        ({"count": True}, "count"),
-        ({"count": "5"}, "count"),
-        ({"count": None}, "count"),
-        ({"count": [5]}, "count"),
         ({"label": "4"}, "label"),
-        ({"label": 3}, "label"),
-        ({"label": {}}, "label"),
-        ({"formula": "x" * 201}, "formula"),
         ({"formula": 7}, "formula"),
-        ({"at": 1}, "at"),
-        ({"at": -0.1}, "at"),
         ({"at": float("nan")}, "at"),
-        ({"at": float("inf")}, "at"),
         ({"other": 1}, ""),
         ({"__class__": 1}, ""),
-        ([], ""),
         (None, ""),
     ],
 )
@@ -67,14 +50,6 @@ def test_controls_are_options_of_the_commands(models):
         assert {control["name"] for control in [*model.controls(), *CHEMISTRY]} <= options
         assert {control["name"] for control in [*model.edits(), AT]} <= {one.name for one in fields(Edit)}
         assert checked(model.controls(), {})["steps"] == 50
-
-
-def test_only_models_with_classes_ask_for_one(models):
-    names = {name: [control["name"] for control in model.controls()] for name, model in models.items()}
-    assert "label" in names["mnist"]
-    assert "label" not in names["checkerboard"]
-    label = next(control for control in models["mnist"].controls() if control["name"] == "label")
-    assert [one["value"] for one in label["choices"]] == ["", *map(str, range(10))]
 
 
 def test_a_model_that_cannot_be_loaded_says_why(tmp_path):

@@ -62,14 +62,3 @@ def test_command_and_python_make_an_edit(studio, tmp_path, monkeypatch):
         shown = (255 * made.x[:, 0].clamp(0, 1)).round().numpy()
         assert np.abs(shown - expected).max() <= 1
     assert found["command"].count("\n") == 1
-
-
-def test_an_edit_of_an_edit_has_only_python_lines(studio):
-    run = studio.draw(count=5)
-    two = studio.edit(studio.edit(run, 2, scale=0.5), 0, scale=0.5, at=0.7, seed=1)
-    found = studio.post(f"runs/{two['id']}/recipe")
-    assert found["command"] == ""
-    assert "no command for an edit of an edit" in found["note"]
-    np.testing.assert_allclose(
-        evaluated(found["python"])["run"].x, studio.tensors(f"runs/{two['id']}/samples")["x"], atol=1e-5
-    )

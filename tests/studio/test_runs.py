@@ -1,7 +1,6 @@
 """Runs: drawing, looking at samples, edits, exports, guarantees, and what survives a restart."""
 
 import json
-import math
 import os
 import re
 import signal
@@ -15,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load
 
 import fmwc
 from fmwc.networks import MLP
@@ -110,13 +108,6 @@ def test_wrong_options_are_refused_before_anything_is_written(studio, options, c
     assert studio.state()["runs"] == before
 
 
-def test_errors_of_the_plan_name_the_control(studio):
-    studio.ready("crystals")
-    answer = studio.ask("POST", "runs", {"field": "crystals", "options": {"formula": "Xx2"}})
-    assert (answer.status, answer.json["control"]) == (400, "formula")
-    assert "'Xx2' is not a formula" in answer.error
-
-
 def test_an_error_of_the_sampler_is_a_sentence(studio, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("the network broke")
@@ -136,24 +127,6 @@ def test_an_error_of_the_sampler_is_a_sentence(studio, monkeypatch):
     assert made["run"]["id"] == run["id"]
     studio.finished(made["job"])
     assert studio.get(f"runs/{run['id']}")["state"] == "done"
-
-
-def test_a_run_without_scores_is_shown_in_its_own_order(studio):
-    run = studio.draw(count=8, propagation="none", check="none")
-    found = studio.tensors(f"runs/{run['id']}/samples")
-    assert "level" not in found
-    assert found["order"].tolist() == [*range(8)]
-    assert "confidence is withheld" in run["order"]["note"]
-    assert "lack one" in studio.get(f"runs/{run['id']}/promise?max_risk=0.1&probability=0.9")["problem"]
-
-
-def test_large_runs_are_written_batch_by_batch_and_have_no_paths(studio, monkeypatch):
-    studio.ready("checkerboard")
-    monkeypatch.setattr(type(studio.served.studio.models["checkerboard"].domain), "large", 20)
-    run = studio.draw(count=50, steps=3)
-    assert run["count"] == 50
-    assert "only scores are kept" in studio.get(f"runs/{run['id']}/samples/3")["problem"]
-    assert "only scores are kept" in studio.ask("POST", f"runs/{run['id']}/samples/3/trace", {}).error
 
 
 # ---- progress and cancelling -----------------------------------------------------------------------------------------
@@ -178,23 +151,6 @@ def slowly(monkeypatch):
     steps.release(10_000)
 
 
-def test_samples_appear_while_they_are_integrated(studio, slowly):
-    studio.ready("checkerboard")
-    made = studio.post("runs", {"field": "checkerboard", "options": {"count": 40, "steps": 4, "seed": 9}})
-    path, states = f"runs/{made['run']['id']}/preview", []
-    for share in (0.25, 0.5, 0.75, 1.0):
-        job = studio.until(lambda share=share: studio.working(made["job"], share - 1e-6))
-        assert job["stage"] == "drawing samples"
-        found = studio.until(lambda: (answer := studio.ask("GET", path)).content and answer.tensors)
-        assert found["x"].shape == (40, 2)
-        states.append(found["x"])
-        slowly.release()
-    studio.finished(made["job"])
-    assert not np.array_equal(states[0], states[-1])
-    np.testing.assert_array_equal(states[-1], studio.tensors(f"runs/{made['run']['id']}/samples")["x"])
-    assert studio.ask("GET", path).content == b""
-
-
 def test_a_cancelled_run_can_be_resumed_and_is_the_same(studio, slowly):
     studio.ready("checkerboard")
     made = studio.post("runs", {"field": "checkerboard", "options": {"count": 40, "steps": 4, "seed": 9}})
@@ -213,16 +169,6 @@ def test_a_cancelled_run_can_be_resumed_and_is_the_same(studio, slowly):
     )
 
 
-def test_the_preview_collects_batches():
-    preview, cond = module.Preview("checkerboard"), {}
-    assert preview.tensors() == b""
-    preview.show(torch.zeros(3, 2), cond, 0, 0.5)
-    preview.show(torch.ones(3, 2), cond, 0, 1.0)
-    preview.show(torch.full((2, 2), 2.0), cond, 3, 0.25)
-    assert load(preview.tensors())["x"][:, 0].tolist() == [1, 1, 1, 2, 2]
-    assert preview.done == 3
-
-
 # ---- one sample ------------------------------------------------------------------------------------------------------
 
 
@@ -239,27 +185,7 @@ def test_a_path_ends_at_its_sample_and_its_variance_is_that_of_the_field(studio,
     np.testing.assert_allclose(trace["guess"], x + (1 - t)[:, None] * moments.mean, rtol=1e-4, atol=1e-5)
 
 
-def test_scores_have_their_place_in_the_run(studio, points):
-    run = samples(studio, points)
-    surest, worst = run.score().argmin().item(), run.score().argmax().item()
-    told = {sample: studio.get(f"runs/{points['id']}/samples/{sample}") for sample in (surest, worst)}
-    assert told[surest]["scores"][0]["place"] == pytest.approx(59 / 60)
-    assert told[worst]["scores"][0]["place"] == 0
-    assert told[worst]["confidence"] == pytest.approx(run.confidence[worst].item())
-    assert all(score["sentence"] for score in told[worst]["scores"])
-    assert studio.ask("GET", f"runs/{points['id']}/samples/60").status == 404
-    assert studio.ask("POST", f"runs/{points['id']}/samples/60/trace", {}).status == 404
-
-
 # ---- edits -----------------------------------------------------------------------------------------------------------
-
-
-def test_an_edit_without_noise_changes_nothing(studio, points):
-    same = studio.edit(points, 3, scale=0, at=0.41)
-    torch.testing.assert_close(samples(studio, same).x[0], samples(studio, points).x[3], rtol=1e-5, atol=1e-5)
-    before, after = same["pair"]["before"], same["pair"]["after"]
-    assert before["confidence"] == pytest.approx(after["confidence"], abs=1e-3)
-    assert before["failed"] == after["failed"]
 
 
 def test_an_edit_is_judged_beside_its_original(studio, points):
@@ -280,31 +206,6 @@ def test_an_edit_is_judged_beside_its_original(studio, points):
     np.testing.assert_allclose(trace["states"][-1], new.x[0], atol=1e-5)
 
 
-def test_edits_of_edits_are_a_history(studio, points):
-    one = studio.edit(points, 8, scale=0.3, at=0.2)
-    two = studio.edit(one, 0, scale=0.3, at=0.6)
-    told = studio.get(f"runs/{two['id']}/samples/0")
-    assert [(step["run"], step["sample"]) for step in told["chain"]] == [
-        (points["id"], 8),
-        (one["id"], 0),
-        (two["id"], 0),
-    ]
-    np.testing.assert_array_equal(studio.trace(two, 0)["states"][2], studio.trace(one, 0)["states"][2])
-    assert studio.ask("DELETE", f"runs/{one['id']}").status == 200  # with its own edits
-    known = [run["id"] for run in studio.state()["runs"]]
-    assert one["id"] not in known
-    assert two["id"] not in known
-    assert points["id"] in known
-
-
-@pytest.mark.parametrize(
-    "values", [{"at": 1.0}, {"at": -0.5}, {"scale": -1}, {"scale": "x"}, {"channel": "coord"}, {"at": None}]
-)
-def test_wrong_edits_are_refused(studio, points, values):
-    answer = studio.ask("POST", f"runs/{points['id']}/samples/0/edits", values)
-    assert answer.status == 400
-
-
 # ---- export and guarantees -------------------------------------------------------------------------------------------
 
 
@@ -322,24 +223,6 @@ def test_an_export_is_what_the_command_writes(studio, points, tmp_path):
     assert again["result"] == job["result"]
 
 
-def test_exports_have_the_files_of_fmwc_sample(studio):
-    digits, crystals = studio.draw("mnist", count=12, steps=3), studio.draw("crystals", count=2, steps=3)
-    wanted = {"samples.csv", "samples.safetensors"}
-    for run, more in ((digits, {"digits.png", "contest.png"}), (crystals, {"crystals.png", "samples.parquet"})):
-        job = studio.finished(studio.post(f"runs/{run['id']}/export", {"kept": run["count"]})["job"])
-        files = {name for name in job["result"]["files"] if not name.startswith("cif/")}
-        assert files == wanted | more
-    assert any(name.startswith("cif/") for name in job["result"]["files"])
-
-
-@pytest.mark.parametrize("kept", [0, 61, -1, 1.5, "20", True, [1]])
-def test_only_a_number_of_samples_can_be_kept(studio, points, kept):
-    for what in ("export", "recipe"):
-        answer = studio.ask("POST", f"runs/{points['id']}/{what}", {"kept": kept})
-        assert answer.status == 400
-        assert "must be from 1 to 60" in answer.error
-
-
 def test_a_guarantee_is_that_of_the_command(studio, tmp_path):
     run = studio.draw(count=800, steps=20)
     found = studio.get(f"runs/{run['id']}/promise?max_risk=0.2&probability=0.9")
@@ -349,24 +232,6 @@ def test_a_guarantee_is_that_of_the_command(studio, tmp_path):
     assert found["share"] == found["kept"] / 800
     certificate = json.loads((tmp_path / "kept/promise.json").read_text())
     assert f"bound {certificate['bound']:.4f}" in found["sentence"]
-
-
-@pytest.mark.parametrize(
-    ("query", "words"),
-    [
-        ("max_risk=0.1&probability=0.9", "too few"),
-        ("max_risk=0&probability=0.9", "strictly between"),
-        ("max_risk=0.1&probability=nan", "strictly between"),
-    ],
-)
-def test_a_guarantee_that_cannot_be_given_says_why(studio, query, words):
-    run = studio.draw(count=10)
-    assert words in studio.get(f"runs/{run['id']}/promise?{query}")["problem"]
-
-
-def test_a_guarantee_needs_numbers(studio, points):
-    for query in ("", "?max_risk=0.1", "?max_risk=x&probability=0.9"):
-        assert "as numbers" in studio.ask("GET", f"runs/{points['id']}/promise{query}").error
 
 
 # ---- restart ---------------------------------------------------------------------------------------------------------
@@ -460,25 +325,6 @@ def test_a_folder_of_samples_opens_with_its_model(tmp_path):
         "samples.csv",
         "samples.safetensors",
     ]
-
-
-def test_samples_of_an_unknown_model_can_be_looked_at(tmp_path):
-    field = fmwc.attach(MLP(dim=3, hidden=8, depth=1), space=(3,))
-    run = fmwc.sample(field, 9, steps=4, seed=0)
-    run.save(tmp_path / "samples.safetensors")
-    (tmp_path / "samples.csv").write_text(
-        "name,good,note\n" + "".join(f"{name},{i % 2},<b>x</b>\n" for i, name in enumerate(run.names))
-    )
-    with serving(tmp_path / "studio", str(tmp_path / "samples.safetensors")) as client:
-        (opened,) = client.state()["runs"]
-        assert (opened["kind"], opened["judged"], opened["edits"]) == ("vectors", True, [])
-        found = client.tensors(f"runs/{opened['id']}/samples")
-        assert found["failed"].tolist() == [1, 0, 1, 0, 1, 0, 1, 0, 1]
-        assert client.get(f"runs/{opened['id']}/table")["columns"]["note"] == ["<b>x</b>"] * 9
-        assert "not open" in client.get(f"runs/{opened['id']}/samples/0")["problem"]
-        job = client.finished(client.post(f"runs/{opened['id']}/export", {"kept": 3})["job"])
-        assert "samples.safetensors" in job["result"]["files"]
-        assert math.isfinite(found["level"].sum())
 
 
 def test_a_checkpoint_of_ones_own_is_drawn_traced_and_edited(tmp_path):

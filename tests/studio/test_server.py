@@ -1,13 +1,11 @@
 """Requests: which are answered, which are refused, and with what words."""
 
 import json
-import sys
 
 import pytest
 
 from fmwc.errors import OutputError
 from fmwc.studio.server import BODY, HOST, Events, finite
-from tests.command import one_line
 from tests.studio.shared import serving
 
 PAGES = ["/", "/web/studio/studio.js", "/web/components.css"]
@@ -47,7 +45,14 @@ def test_all_data_need_the_token(studio):
                 assert method == "HEAD" or "the whole address" in answer.error
 
 
-@pytest.mark.parametrize("path", ["/", "/api/events", "/web/dom.js"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/api/events",
+        "/web/dom.js",
+    ],
+)
 @pytest.mark.parametrize(
     "host",
     [
@@ -81,13 +86,6 @@ def test_other_origins_are_refused(studio, origin):
     origin = origin.format(port=studio.host.partition(":")[2])
     for method, path in (("GET", "/"), ("POST", "/api/runs"), ("DELETE", "/api/runs/0")):
         assert studio.request(method, path, {} if method == "POST" else None, Origin=origin).status == 403
-
-
-def test_own_pages_are_answered_under_both_names(studio):
-    port = studio.host.partition(":")[2]
-    for name in ("127.0.0.1", "localhost"):
-        answer = studio.request("POST", "/api/runs/0/recipe", {}, Host=f"{name}:{port}", Origin=f"http://{name}:{port}")
-        assert answer.status == 404
 
 
 @pytest.mark.parametrize(
@@ -128,14 +126,6 @@ def test_bodies_are_checked(studio, body, words):
     assert words in answer.error
 
 
-def test_missing_things_are_named(studio):
-    assert "run does not exist" in studio.ask("GET", "runs/0").error
-    assert "job does not exist" in studio.ask("POST", "jobs/0/cancel", {}).error
-    assert "export does not exist" in studio.ask("GET", "exports/0").error
-    for path in ("runs/0", "exports/0", "nothing"):
-        assert studio.ask("GET", path).status == 404
-
-
 # ---- events ----------------------------------------------------------------------------------------------------------
 
 
@@ -172,14 +162,6 @@ def test_events_hold_no_value_that_is_not_json():
 # ---- starting --------------------------------------------------------------------------------------------------------
 
 
-def test_a_second_start_on_the_same_port_says_so(studio, tmp_path, run):
-    port = studio.host.partition(":")[2]
-    code, _, err = run("studio", "--port", port, "--out", tmp_path / "other", "--no-browser", "--device", "cpu")
-    assert code == 2
-    assert f"port {port} is in use, perhaps by another fmwc studio" in one_line(err)
-    assert not (tmp_path / "other").exists()
-
-
 def test_a_second_start_on_the_same_folder_says_so(tmp_path):
     with (
         serving(tmp_path / "studio"),
@@ -187,36 +169,3 @@ def test_a_second_start_on_the_same_folder_says_so(tmp_path):
         serving(tmp_path / "studio"),
     ):
         pass
-
-
-@pytest.mark.parametrize("what", ["checkerbord", "missing/folder"])
-def test_what_is_neither_a_checkpoint_nor_samples_is_named(tmp_path, what):
-    with pytest.raises(Exception, match="unknown checkpoint"), serving(tmp_path / "studio", what):
-        pass
-
-
-def test_a_folder_that_is_not_a_checkpoint_is_refused(tmp_path):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(Exception, match="not a checkpoint"), serving(tmp_path / "studio", str(tmp_path / "empty")):
-        pass
-
-
-def test_foreign_files_in_the_folder_are_refused(tmp_path):
-    (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(OutputError, match="not empty"), serving(tmp_path):
-        pass
-    assert (tmp_path / "mine.txt").read_text() == "mine"
-
-
-def test_missing_packages_name_the_extra(run, monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "fmwc.studio.server")
-    code, _, err = run("studio", "--out", tmp_path, "--no-browser")
-    assert code == 2
-    assert "pip install 'fmwc[studio]'" in one_line(err)
-
-
-def test_usage_errors_are_refusals(studio):
-    studio.ready("checkerboard")
-    answer = studio.ask("POST", "runs", {"field": "nothing", "options": {}})
-    assert "not open" in answer.error
