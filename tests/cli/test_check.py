@@ -168,24 +168,11 @@ def test_a_network_of_the_user_needs_no_checkpoint(run, own, tmp_path):
     assert "evidence='echo'" in one_line(err)
 
 
-def test_samples_of_one_class_are_compared_with_all_classes(run, arrays, tmp_path):
-    np.savez(tmp_path / "one.npz", x=arrays[0], y=np.zeros(COUNT, np.int64))
-    table, _ = checked(run, tmp_path / "one.npz", tmp_path / "c", "--checkpoint", "mnist")
-    assert sum(float(row["margin"]) < 0 for row in table) >= COUNT - 3
-
-
 BAD = {
     "nan": ({"x": lambda x: np.where(np.arange(COUNT)[:, None, None, None] == 2, np.nan, x)}, (), "784 NaN"),
-    "shape": ({"x": lambda x: x[:, :, :20]}, (), "(B, 1, 28, 28), got (12, 1, 20, 28)"),
-    "rows": ({"y": lambda y: y[:5]}, (), "one row per sample"),
     "class": ({"y": lambda y: y + 12}, (), "the 10 classes 0 to 9"),
-    "fractions": ({"y": lambda y: y + 0.5}, (), "whole number per sample"),
-    "no class": ({"y": lambda y: None}, (), "no 'y'"),
-    "no samples": ({"x": lambda x: None}, (), "no samples"),
     "budget": ({}, ("--evaluations", 9), "at least 10 evaluations"),
-    "negative": ({}, ("--evaluations=-1",), "'--evaluations': Input should be"),
     "evidence": ({}, ("--evidence", "contset"), "did you mean 'contest'"),
-    "checkpoint": ({}, ("--checkpoint", "mnits"), "unknown checkpoint"),
     "other checkpoint": ({}, ("--checkpoint", "checkerboard"), "must have shape (B, 2)"),
 }
 
@@ -246,17 +233,6 @@ def test_sampling_includes_the_requested_check(run, tmp_path):
     code, _, err = run("sample", "mnist", *words, "--no-check")
     assert code == 2
     assert "contradict" in one_line(err)
-
-
-def test_best_of_uses_the_requested_check(run, tmp_path):
-    out = tmp_path / "x"
-    how = ("--best-of", 2, "--check", 2, "--propagation", "none", "--steps", 10, "-n", 20, "--out", out)
-    code, _, err = run("sample", "checkerboard", *how)
-    assert code == 0, err
-    made = Trajectory.load(out)
-    assert made.default_score == "echo"
-    expected = best_of(fmwc.load("checkerboard"), 20, 2, steps=10, check=2, confidence=None)
-    torch.testing.assert_close(made.score(), expected.run.score())
 
 
 def test_best_of_equals_the_library_function(run, tmp_path):
@@ -331,43 +307,3 @@ def test_withheld_confidence_is_reported_and_rank_remains(run, near, loose, tmp_
     code, _, err = run(*words, tmp_path / "d", "--propagation", "none")
     assert code == 0, err
     assert err.count("confidence is withheld: the run was drawn without it") == 1
-
-
-def test_samples_of_an_own_network_have_a_page_without_the_network(run, near, loose, tmp_path):
-    words = ("sample", near, "--network", loose, "-n", 12, "--device", "cpu", "--out", tmp_path / "a")
-    assert run(*words)[0] == 0
-    code, _, err = run("report", tmp_path / "a")
-    assert code == 0, err
-    assert "12 generated samples" in (tmp_path / "a" / "report" / "report.html").read_text()
-
-
-def test_pages_and_checks_report_the_source_of_confidence(run, near, loose, tmp_path):
-    said = "confidence is based on nearest, because points are dense"
-    code, _, err = run("report", near, "--network", loose, "-n", 12, "--device", "cpu", "--out", tmp_path / "r")
-    assert code == 0, err
-    assert said in (tmp_path / "r" / "report.html").read_text()
-    np.savez(tmp_path / "a.npz", x=np.zeros((4, 2), np.float32) + np.arange(4, dtype=np.float32)[:, None])
-    checked(run, tmp_path / "a.npz", tmp_path / "k", "--checkpoint", near, "--network", loose)
-    assert json.loads((tmp_path / "k" / "checks.json").read_text())["checkpoint_confidence"] == said
-    assert said in (tmp_path / "k" / "checks.html").read_text()
-
-
-def test_finished_samples_have_confidence_from_nearest_points(run, tmp_path):
-    x = fmwc.sample(fmwc.load("checkerboard"), 5).x
-    np.savez(tmp_path / "a.npz", x=x.numpy())
-    expected = check(fmwc.load("checkerboard"), x)
-    for words in ((), ("--evidence", "nearest")):
-        table, _ = checked(run, tmp_path / "a.npz", tmp_path / f"c{len(words)}", "--checkpoint", "checkerboard", *words)
-        assert [float(row["confidence"]) for row in table] == pytest.approx(expected.confidence.tolist(), abs=1e-4)
-    table, _ = checked(run, tmp_path / "a.npz", tmp_path / "e", "--checkpoint", "checkerboard", "--evidence", "echo")
-    assert "confidence" not in table[0]
-
-
-def test_retrofit_reports_the_source_of_confidence(run, own, tmp_path):
-    np.savez(tmp_path / "d.npz", x=0.1 * np.random.default_rng(0).normal(size=(200, 2)).astype(np.float32))
-    words = ("--data", tmp_path / "d.npz", "--steps", 8, "--batch", 32, "--no-conventions", "--device", "cpu")
-    code, out, err = run("retrofit", own, *words, "--out", tmp_path / "f")
-    assert code == 0, err
-    reference = fmwc.checkpoint.about(tmp_path / "f")["reference"]
-    why = reference["withheld"] or reference["reason"]
-    assert f", because {why}" in " ".join((out + err).split())
