@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 import fmwc
-from fmwc.adapters import SCHEDULES, Denoised, Guided, adapt, predicting
-from fmwc.errors import UnknownNameError, UsageError
+from fmwc.adapters import SCHEDULES, Guided, predicting
 from fmwc.estimators import Linearised, MonteCarlo, Tangent
 from fmwc.flow import flow_matching_loss, path_of, path_sample
 from fmwc.noise import Pass
@@ -32,19 +31,6 @@ class Optimal(nn.Module):
         a, s = (scale.reshape(-1, 1) for scale in self.schedule(self.own(t)))
         gain = (x - a) / (a**2 * WIDE**2 + s**2)
         return 1 + a * WIDE**2 * gain if self.what == "data" else s * gain
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("what", ["data", "noise"])
-def test_velocity_matches_the_schedule(what, schedule):
-    """The velocity is E[u | x] in closed form: α' E[x1 | x] + σ' E[x0 | x]."""
-    scales = SCHEDULES[schedule]
-    net = predicting(Optimal(what, scales), what, schedule)
-    x, t = torch.randn(64, 1).double(), torch.rand(64).double() * 0.9 + 0.05
-    d = 1e-6
-    da, ds = ((after - before) / (2 * d) for after, before in zip(scales(t + d), scales(t - d), strict=True))
-    x1, x0 = (Optimal(w, scales)(x, t) for w in ("data", "noise"))
-    torch.testing.assert_close(net(x, t), da[:, None] * x1 + ds[:, None] * x0, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -84,38 +70,6 @@ def test_loss_is_minimal_on_the_networks_path():
     t, x_t, u_t = path_sample(1, data, as_randomness(1, torch.device("cpu")), net)
     for wrong in (lambda v: 1.2 * v, lambda v: 0.8 * v, lambda v: v + 0.2, torch.zeros_like):
         assert (wrong(net(x_t, t)) - u_t).square().mean() > best
-
-
-def test_azula_denoisers_have_a_path():
-    class Azula(Optimal):
-        def forward(self, x, s):
-            return type("Posterior", (), {"mean": super().forward(x, s)})
-
-    net = Denoised(Azula("data", lambda s: (1 - s, s)))
-    x0, x1, t = torch.randn(5, 1), torch.randn(5, 1), torch.rand(5)
-    x_t, u_t = net.path(x0, x1, t)
-    torch.testing.assert_close(x_t, t[:, None] * x1 + (1 - t[:, None]) * x0)
-    torch.testing.assert_close(u_t, x1 - x0)
-
-
-def test_time_is_passed_as_a_column():
-    class Column(nn.Module):
-        def forward(self, x, t):
-            assert t.shape == (len(x), 1)
-            return x * t
-
-    x, t = torch.randn(3, 2), torch.rand(3)
-    torch.testing.assert_close(adapt(Column(), column=True)(x, t), x * t[:, None])
-    torch.testing.assert_close(adapt(Column(), column=True, backwards=True)(x, t), -x * (1 - t[:, None]))
-
-
-def test_invalid_arguments_of_predicting():
-    with pytest.raises(UnknownNameError, match="did you mean 'noise'"):
-        predicting(nn.Linear(1, 1), "noises")
-    with pytest.raises(UnknownNameError, match="did you mean 'cosine'"):
-        predicting(nn.Linear(1, 1), "noise", "cosin")
-    with pytest.raises(UsageError, match="floor"):
-        predicting(nn.Linear(1, 1), "noise", floor=0.0)
 
 
 # ---- guidance ----------------------------------------------------------------------------------------------------
@@ -283,22 +237,3 @@ def test_guided_fields_sample_fit_copy_and_pickle(tmp_path):
     fmwc.save(field, tmp_path / "field")
     loaded = fmwc.load(tmp_path / "field", network=Guided(Classes(), W, y=3))
     assert torch.equal(loaded.moments(x, 0.4, cond=cond).var, field.moments(x, 0.4, cond=cond).var)
-
-
-def test_guided_network_has_the_path_of_its_network():
-    net = predicting(nn.Linear(2, 2), "noise", "vp")
-    assert path_of(Guided(net, y=1), None) == net.path
-    assert path_of(fmwc.attach(Guided(net, y=1)), None) == net.path
-    assert path_of(Guided(Classes(), y=1), fmwc.flow.as_space(2)).__name__ == "path"
-
-
-def test_guidance_errors():
-    field, x, cond = made("points")
-    with pytest.raises(UsageError, match="means no condition"):
-        Guided(Classes())
-    with pytest.raises(UsageError, match="needs the condition 'y'"):
-        field(x, 0.3)
-    with pytest.raises(UsageError, match="a tensor with a row per sample"):
-        field(x, 0.3, y=1)
-    with pytest.raises(UsageError, match="share their weights"):
-        field.moments(x, 0.3, "diagonal", cond=cond)

@@ -1,16 +1,12 @@
 """Networks with unusual layouts, precisions and data: they work, or the error names the fix."""
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
 
 import fmwc
-from fmwc.data.arrays import fingerprint
 from fmwc.errors import UsageError
-from fmwc.estimators import Linearised, MonteCarlo, Tangent
-from fmwc.metrics.divergence import divergence
+from fmwc.estimators import Linearised, MonteCarlo
 from fmwc.networks import MLP
 from fmwc.sampling import Grid, SamplingConfig
 from fmwc.uses.best_of import best_of
@@ -25,44 +21,6 @@ def _seeded():
 
 
 # ---- layouts ---------------------------------------------------------------------------------------------------------
-
-
-class Turned(nn.Module):
-    """A network whose output is not contiguous."""
-
-    def __init__(self, contiguous):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
-        self.contiguous = contiguous
-
-    def forward(self, x, t):  # (B, 3, 5)
-        h = torch.cat([x.mT, t[:, None, None].expand(len(x), 5, 1)], -1)
-        v = self.layers(h).mT
-        return v.contiguous() if self.contiguous else v
-
-
-class Painted(nn.Module):
-    """A convolution with its channels last in memory."""
-
-    def __init__(self, contiguous):
-        super().__init__()
-        self.layer = nn.Conv2d(2, 2, 3, padding=1)
-        self.format = torch.contiguous_format if contiguous else torch.channels_last
-
-    def forward(self, x, t):
-        return self.layer(x.to(memory_format=self.format)).contiguous(memory_format=self.format)
-
-
-@pytest.mark.parametrize(("made", "shape"), [(Turned, (3, 5)), (Painted, (2, 2, 2))])
-def test_memory_layout_of_outputs_does_not_matter(made, shape):
-    fields = [fmwc.attach(made(contiguous), space=shape) for contiguous in (True, False)]
-    fields[1].load_state_dict(fields[0].state_dict())
-    x, t = torch.randn(4, *shape), torch.rand(4)
-    one, other = (field.moments(x, t).var for field in fields)
-    torch.testing.assert_close(other, one)
-    assert bool((one > 0).all())
-    slopes = [divergence(field, x, t) for field in fields]
-    torch.testing.assert_close(*slopes)
 
 
 class Sequence(nn.Module):
@@ -122,12 +80,6 @@ def test_networks_whose_samples_interact_are_refused():
         fmwc.attach(net, space=(2,)).moments(torch.randn(3, 2), 0.5)
 
 
-def test_single_times_are_expanded():
-    net = MLP(2, 8, 2)
-    x = torch.randn(3, 2)
-    assert torch.equal(fmwc.attach(net, space=(2,))(x=x, t=torch.tensor(0.5)), net(x, torch.full((3,), 0.5)))
-
-
 # ---- precisions ------------------------------------------------------------------------------------------------------
 
 
@@ -138,92 +90,6 @@ def test_a_network_in_double_precision_is_sampled_and_fitted_in_it():
     assert run.x.dtype == run.var.dtype == torch.float64
     single = fmwc.sample(fmwc.attach(MLP(2, 8, 2), space=(2,)), 4, steps=4)
     torch.testing.assert_close(run.x0, single.x0.double(), rtol=0, atol=0)  # the same noise
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_networks_in_half_precision_name_the_fix(dtype):
-    field = fmwc.attach(MLP(2, 8, 2).to(dtype), space=(2,))
-    for call in (lambda: fmwc.sample(field, 4), lambda: fmwc.fit_noise(field, torch.randn(8, 2, dtype=dtype), steps=1)):
-        with pytest.raises(UsageError, match=r"use net.float\(\), with torch.autocast"):
-            call()
-
-
-def test_data_in_half_precision_has_a_fingerprint():
-    data = torch.randn(3, 2)
-    assert fingerprint(data.bfloat16()) != fingerprint(data) == fingerprint(data.clone())
-
-
-# ---- data ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "kind", [np.asarray, torch.Tensor.tolist, lambda x: x.double().numpy()], ids=["array", "list", "64"]
-)
-def test_arrays_and_lists_are_data(kind):
-    data = torch.randn(32, 2)
-    noises = []
-    for given in (data, kind(data)):
-        field = fmwc.attach(MLP(2, 8, 2), space=(2,))
-        field.network.load_state_dict(MLP(2, 8, 2).state_dict() if not noises else noises[0].network.state_dict())
-        fmwc.fit_noise(field, given, steps=2)
-        noises.append(field)
-    for one, other in zip(noises[0].noise.parameters(), noises[1].noise.parameters(), strict=True):
-        torch.testing.assert_close(one, other)
-
-
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        (TensorDataset(torch.randn(4, 2), torch.arange(4)), "a batch must be x, or a pair"),
-        (iter([torch.randn(2)]), "must have shape"),
-        (torch.zeros(4, 2, dtype=torch.uint8), "the data are integers"),
-    ],
-    ids=["data set", "iterator", "bytes"],
-)
-def test_invalid_data_raises(data, said):
-    with pytest.raises(UsageError, match=said):
-        fmwc.fit_noise(fmwc.attach(MLP(2, 8, 2), space=(2,)), data, steps=1)
-
-
-# ---- attaching -------------------------------------------------------------------------------------------------------
-
-
-def test_single_patterns_and_numbers_are_accepted():
-    field = fmwc.attach(MLP(2, 8, 2), include="*", exclude="out*", space=2)
-    assert field.space.channels["x"].shape == (2,)
-    assert field.noise.names
-    assert not any(name.startswith("out") for name in field.noise.names)
-
-
-class Held(nn.Module):
-    """A network without a layer that carries noise."""
-
-    def __init__(self):
-        super().__init__()
-        self.memory = nn.GRU(2, 2, batch_first=True)
-
-    def forward(self, x, t):
-        return self.memory(x)[0]
-
-
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (lambda: fmwc.attach(lambda x, t: x), "must be a torch module, got function"),
-        (lambda: fmwc.attach(Held()), "its weights are in GRU"),
-        (lambda: fmwc.attach(MLP(2, 8, 2), include=[]), "include is empty; the layers are"),
-    ],
-    ids=["function", "no layer", "no pattern"],
-)
-def test_invalid_networks_raise(call, said):
-    with pytest.raises(UsageError, match=said):
-        call()
-
-
-def test_forward_mode_works_without_row_order():
-    """Directions of the noise follow the order of the rows."""
-    field = fmwc.attach(Tokens(), space=SHAPE)
-    assert bool((field.moments(torch.randn(2, *SHAPE), 0.5, Tangent(), seed=0).var >= 0).all())
 
 
 # ---- conditions ------------------------------------------------------------------------------------------------------

@@ -8,12 +8,11 @@ from torch import nn
 
 import fmwc
 from fmwc import checkerboard
-from fmwc.adapters import SCHEDULES, Guided, adapt, predicting
+from fmwc.adapters import SCHEDULES, adapt, predicting
 from fmwc.conventions import check_conventions, examine_conventions
 from fmwc.data import arrays
 from fmwc.errors import UsageError
 from fmwc.flow import as_space
-from fmwc.networks import MLP
 from fmwc.retrofit import Retrofit, retrofit
 
 SPREAD = 0.3
@@ -91,13 +90,6 @@ def test_predictions_of_data_or_noise_are_named_with_their_schedule(what, schedu
     assert not fixed.useless
 
 
-def test_networks_are_checked_on_their_own_path():
-    """A VP network with its adapter passes; the same network used as a velocity is refused."""
-    net, data = Exact("noise", "vp", backwards=True), points(2000)
-    assert not examine_conventions(predicting(net, "noise", "vp", backwards=True), as_space(2), data).message
-    assert examine_conventions(net, as_space(2), data).message
-
-
 @pytest.mark.parametrize(
     ("net", "data", "fix"),
     [
@@ -110,76 +102,6 @@ def test_data_of_another_scale_are_named(net, data, fix):
     found = examine_conventions(net, as_space(2), data)
     assert found.loss > 1
     assert (fix is None and found.message) or fix in found.better.fix
-
-
-@pytest.mark.parametrize("robust", [False, True])
-@pytest.mark.parametrize("scale", [1.5, 2.0, 2.5, 3.0, 5.0])
-def test_a_wrong_scale_is_not_mistaken_for_reversed_time(scale, robust):
-    found = examine_conventions(Exact("velocity"), as_space(2), scale * points(2000), robust=robust)
-    assert found.better is None or "adapt" not in found.better.fix
-    assert scale < 2 or found.better
-
-
-@pytest.mark.parametrize("robust", [False, True])
-@pytest.mark.parametrize("scale", [0.01, 0.03, 0.1])
-def test_data_of_a_much_smaller_scale_are_named(scale, robust):
-    """A loss below that of a zero velocity shows nothing for such data, which is almost determined."""
-    found = examine_conventions(Exact("velocity"), as_space(2), scale * points(2000), robust=robust)
-    assert "data of another scale?" in found.message
-    weak = MLP(dim=2, hidden=8, depth=1)  # untrained: no scale of the data explains the loss
-    assert examine_conventions(weak, as_space(2), scale * points(2000), robust=robust).better is None
-
-
-BAD = {
-    "half far": torch.cat([points(200), 4 * points(200)]),
-    "box": 8 * torch.rand(400, 2, generator=torch.Generator().manual_seed(1)) - 4,
-    "noise": torch.randn(400, 2, generator=torch.Generator().manual_seed(1)),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-@pytest.mark.filterwarnings("ignore:the network's loss")
-def test_bad_samples_are_checked_and_the_network_is_not_blamed(name):
-    assert len(fmwc.check(Exact("velocity"), BAD[name])) == 400
-    assert examine_conventions(Exact("velocity"), as_space(2), BAD[name], robust=True).better is None
-
-
-def test_check_of_good_samples_warns_about_reversed_time():
-    with pytest.warns(UserWarning, match=r"use adapt\(net, backwards=True\)"):
-        fmwc.check(Exact("velocity", backwards=True), points(400))
-
-
-def test_fields_with_a_reference_are_checked():
-    field = fmwc.attach(Exact("velocity"), space=2)
-    fmwc.fit_confidence(field, points(400), pilot=50)
-    fmwc.check(field, points(400))  # no warning
-    with pytest.warns(UserWarning, match="data of another scale"):
-        fmwc.check(field, 3 * points(400))
-
-
-class Rough(Exact):
-    """Add an error like that of a trained network."""
-
-    def forward(self, x, t):
-        return super().forward(x, t) + 0.1 * torch.sin(3 * x)
-
-
-@pytest.mark.parametrize("schedule", ["linear", "cosine"])
-@pytest.mark.parametrize("what", ["noise", "data"])
-def test_predictions_are_not_compared_where_they_are_divided_by_nearly_zero(what, schedule):
-    net = predicting(Rough(what, schedule), what, schedule)
-    assert not examine_conventions(net, as_space(2), points(2000)).message
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_untrained_networks_get_a_general_warning(seed):
-    torch.manual_seed(seed)
-    net = MLP(dim=2, hidden=64, depth=2)
-    found = examine_conventions(net, as_space(2), points(1000), seed=seed)
-    assert found.better is None
-    assert found.useless
-    with pytest.warns(UserWarning, match=r"times the loss of a zero velocity: is it untrained"):
-        assert check_conventions(net, as_space(2), points(1000), seed=seed) == found
 
 
 class Transport(nn.Module):
@@ -216,29 +138,6 @@ def test_the_shipped_checkerboards_are_good(name):
         check_conventions(turned, field.space, checkerboard.sample(1000, 0))
 
 
-def test_the_shipped_digits_are_good():
-    field, y = fmwc.load("mnist"), torch.arange(10)
-    x = fmwc.sample(field, 10, steps=6, confidence=None, cond={"y": y}).x
-    assert check_conventions(field, field.space, x, {"y": y}).loss < 0.2
-    guided = Guided(field.network, 6.0, y=0)  # with such strong guidance, the velocity does not belong to the path
-    assert check_conventions(guided, field.space, x, {"y": y}).loss < 0.2
-    assert examine_conventions(field, field.space, 2 * x - 1, {"y": y}).better.fix == "(x + 1) / 2"
-
-
-def test_the_shipped_crystals_are_good():
-    field, atoms = fmwc.load("crystals"), torch.tensor([3, 5, 4, 2] * 4)
-    x = fmwc.sample(field, 16, steps=10, confidence=None, cond={"atoms": atoms}).x
-    found = check_conventions(field, field.space, x, {"atoms": atoms})
-    assert found.loss < 0.6
-
-    class Backwards(nn.Module):
-        def forward(self, x, t, atoms):
-            return {name: -v for name, v in field.network(x, 1 - t, atoms=atoms).items()}
-
-    turned = examine_conventions(Backwards(), field.space, x, {"atoms": atoms})
-    assert turned.better.fix == "adapt(net, backwards=True)"
-
-
 def test_fitting_and_retrofitting_refuse_unless_conventions_is_false(tmp_path):
     net, data = Exact("velocity", backwards=True), points(400)
     words = r"worse than predicting nothing .*noise at t = 1\? use adapt\(net, backwards=True\); conventions=False"
@@ -250,20 +149,6 @@ def test_fitting_and_retrofitting_refuse_unless_conventions_is_false(tmp_path):
     with pytest.raises(UsageError, match=words):
         retrofit(net, tmp_path / "field", samples, how)
     retrofit(net, tmp_path / "told", samples, Retrofit(steps=8, batch=32, sampling_steps=4, conventions=False))
-
-
-def test_convention_check_does_not_change_randomness_or_modes():
-    """The fitted noise is the same with and without the check."""
-    data = points(200)
-    net = MLP(dim=2, hidden=8, depth=1).train()
-    fields = [fmwc.attach(net, space=2) for _ in range(2)]
-    state = torch.get_rng_state()
-    fmwc.fit_noise(fields[0], data, 3)
-    fmwc.fit_noise(fields[1], data, 3, conventions=False)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert net.training
-    for a, b in zip(fields[0].noise.parameters(), fields[1].noise.parameters(), strict=True):
-        assert torch.equal(a, b)
 
 
 def test_a_network_that_takes_the_time_first_is_refused_by_its_signature():
@@ -278,17 +163,3 @@ def test_a_network_that_takes_the_time_first_is_refused_by_its_signature():
     with pytest.raises(UsageError, match=r"takes \(t, x\).*time_first=True"):
         fmwc.attach(TimeFirst())
     fmwc.attach(adapt(TimeFirst(), time_first=True))
-
-
-def test_networks_with_time_as_a_column_are_refused_in_one_line():
-    class Column(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(2, 2)
-
-        def forward(self, x, t):
-            assert t.ndim == 2
-            return self.layer(x) * t
-
-    with pytest.raises(UsageError, match="does not run on data of shape"):
-        fmwc.fit_noise(fmwc.attach(Column(), space=2), points(20), 2)

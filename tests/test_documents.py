@@ -11,8 +11,6 @@ arguments, commands have the options.
 """
 
 import importlib.util
-import json
-import os
 import re
 import shlex
 import shutil
@@ -231,8 +229,6 @@ VERBS = [
     for name, span in INLINE
     if re.match(r"((\.venv/bin/)?fmwc|(\.venv/bin/)?python -m experiments)( |$)", span) and "|" not in span
 ]
-STARTS = r"(\w+ = )?(fmwc\.|traj\.|field\.\w+\(|(attach|Linearised)\()"
-CALLS = [(name, span) for name, span in INLINE if re.match(STARTS, span)]
 
 
 @pytest.mark.parametrize("span", [span for _, span in VERBS], ids=[name for name, _ in VERBS])
@@ -247,63 +243,6 @@ def test_commands_in_sentences_exist_with_their_options(span):
         assert {word for word in words if re.match("-+[a-z]", word)} <= known
 
 
-CHECK = """
-import ast, inspect, json, sys
-import fmwc
-from fmwc import attach
-from fmwc.estimators import Linearised
-
-NAMES = {"fmwc": fmwc, "attach": attach, "Linearised": Linearised}
-CLASSES = {"traj": fmwc.Trajectory, "field": fmwc.Field}
-
-def check(node):
-    if isinstance(node, ast.Name):
-        return NAMES.get(node.id)
-    if isinstance(node, ast.Attribute):
-        if isinstance(node.value, ast.Name) and node.value.id in CLASSES:
-            assert hasattr(CLASSES[node.value.id], node.attr) or node.attr in CLASSES[node.value.id].__annotations__ \
-                or node.attr in ("noise", "network", "schedule"), node.attr
-            return getattr(CLASSES[node.value.id], node.attr, None)
-        owner = check(node.value)
-        return None if owner is None else getattr(owner, node.attr)
-    if isinstance(node, ast.Call):
-        found = check(node.func)
-        for part in [*node.args, *(word.value for word in node.keywords)]:
-            check(part)
-        if found is not None:
-            method = isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name) \
-                and node.func.value.id in CLASSES
-            given = [None] * (len(node.args) + method)
-            inspect.signature(found).bind(*given, **{word.arg: None for word in node.keywords})
-        return None
-    for part in ast.iter_child_nodes(node):
-        check(part)
-    return None
-
-wrong = {}
-for span in json.loads(sys.stdin.read()):
-    try:
-        check(ast.parse(span))
-    except Exception as error:
-        wrong[span] = f"{type(error).__name__}: {error}"
-print(json.dumps(wrong))
-"""
-
-
-def test_code_in_sentences_uses_existing_names_and_valid_arguments():
-    """Run in a separate process that imports only what the page imports."""
-    wrong = ["fmwc.retrofit.retrofit(net)", "fmwc.sample(field, 1, 2)", "traj.nothing()", "traj.score(1, 2, 3)"]
-    found = subprocess.run(
-        [sys.executable, "-c", CHECK],
-        input=json.dumps([*wrong, *(span for _, span in CALLS)]),
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert list(json.loads(found.stdout)) == wrong, found.stdout
-
-
 # ---- tables and links --------------------------------------------------------------------------------------------
 
 
@@ -311,25 +250,6 @@ def test_tables_match_the_results():
     from experiments import documents
 
     assert list(documents.outdated()) == []
-
-
-def test_outdated_table_is_found_and_updated(tmp_path, monkeypatch):
-    from experiments import documents
-
-    page = tmp_path / "page.md"
-    page.write_text("before\n\n<!-- table: cost -->\n\n| a |\n| - |\n| 1 |\n\nafter\n")
-    monkeypatch.setattr(documents, "DOCUMENTS", (page,))
-    monkeypatch.setattr(documents, "SUMMARIES", {})
-    monkeypatch.setattr(documents, "ROOT", tmp_path)
-    monkeypatch.setattr("sys.argv", ["documents", "--check"])
-    with pytest.raises(SystemExit, match=r"out of date: page\.md"):
-        documents.main()
-    assert "| 1 |" in page.read_text()
-    monkeypatch.setattr("sys.argv", ["documents"])
-    documents.main()
-    assert "÷ plain" in page.read_text()
-    assert page.read_text().endswith("|\n\nafter\n")
-    assert not documents.outdated()
 
 
 def anchors_of(document: Path) -> set[str]:

@@ -6,60 +6,24 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import fmwc
-from fmwc.data.arrays import Samples
-from fmwc.entry import build, call_entry, try_once
-from fmwc.errors import CheckpointError, DataError, UsageError
+from fmwc.entry import build, try_once
+from fmwc.errors import CheckpointError, UsageError
 from fmwc.networks import MLP
-from fmwc.retrofit import Retrofit, retrofit
 
 BODIES = {
     "raise SystemExit(0)": "SystemExit",
-    "raise BaseException('all')": "BaseException: all",
     "def (": "SyntaxError",
-    "from . import other": "ImportError",
     "1 / 0": "ZeroDivisionError",
-    "import not_there_at_all": "ModuleNotFoundError",
-    "x = '\\ud800'\nraise ValueError(x)": "ValueError",
     "raise ValueError('many\\nlines\\x1b[31m')": "ValueError: many lines?[31m",
-    "class E(Exception):\n  def __str__(self): raise ValueError\nraise E": "E",
 }
-NAMES = [
-    "",
-    ":",
-    "a",
-    "a:",
-    ":b",
-    ".a:b",
-    "a..b:c",
-    "a.:b",
-    "a:b.c",
-    "a b:c",
-    "a:b:c",
-    "a\0:b",
-    "a:b\n",
-    "../a:b",
-    "a/b:c",
-]
+NAMES = ["", "a", "a:b.c", "../a:b", "a:b\n"]
 FUNCTIONS = {
     "asks = lambda x: x": "callable without arguments",
     "def asks(): raise SystemExit": "failed: SystemExit",
-    "def asks(): yield 1": "got generator",
-    "async def asks(): pass": "is asynchronous",
-    "async def made(): pass\nasks = lambda: made()": "is asynchronous",
-    "asks = int": "got int",
     "asks = 3": "function without arguments",
-    "import torch; asks = torch.nn.Linear(2, 2)": "function without arguments",
-    "import torch; asks = torch.nn.Linear": "callable without arguments",
     "def asks(): return None": "got NoneType",
-    "def asks(): return 'network'": "must return a torch module",
-    "def asks(): return (1, 2, 3)": "got tuple",
-    "import torch; asks = lambda: (torch.nn.Linear(2, 2), '')": "got tuple",
-    "import torch; asks = lambda: (torch.nn.Linear(2, 2), (-1,))": "must have positive sizes",
     "import torch; asks = lambda: (torch.nn.Linear(2, 2), (10**12,))": "must have positive sizes",
     "import torch; asks = lambda: torch.nn.LazyLinear(2)": "is not initialised",
-    "import torch; asks = lambda: torch.nn.Linear(2, 2, device='meta')": "is not initialised",
-    "def __getattr__(name): raise KeyError(name)": "KeyError",
 }
 
 
@@ -99,22 +63,12 @@ def test_functions_without_a_network_are_refused(module, body):
     assert FUNCTIONS[body] in said("odd_module:asks")
 
 
-def test_interrupts_are_not_caught(module):
-    module("raise KeyboardInterrupt")
-    with pytest.raises(KeyboardInterrupt):
-        call_entry("odd_module:made", "a network")
-
-
 @pytest.mark.parametrize(
     "body",
     [
         "raise KeyError('k')",
-        "assert False",
         "return None",
         "return x[:1]",
-        "return (x, t)",
-        "return {'x': x}",
-        "return 1",
     ],
 )
 def test_a_network_that_does_not_run(body):
@@ -126,17 +80,6 @@ def test_a_network_that_does_not_run(body):
     with pytest.raises(UsageError, match=r"the network (does not run|must return)") as raised:
         try_once(Net(), torch.zeros(3, 2), {})
     assert "\n" not in str(raised.value)
-
-
-def test_a_network_in_double_precision_is_retrofitted(tmp_path):
-    torch.manual_seed(0)
-    network = fmwc.networks.MLP(2, 8, 1).double()
-    field, _ = retrofit(
-        network, tmp_path, Samples(torch.randn(40, 2), {}), Retrofit(steps=2, batch=8, sampling_steps=10)
-    )
-    again = fmwc.load(tmp_path, network=fmwc.networks.MLP(2, 8, 1).double())
-    assert fmwc.sample(again, 5, steps=10).score().dtype == torch.float64
-    assert torch.equal(fmwc.sample(again, 5, steps=10).x, fmwc.sample(field, 5, steps=10).x)
 
 
 # ---- networks and weights --------------------------------------------------------------------------------------------
@@ -154,29 +97,6 @@ def test_a_network_is_built_by_name_with_its_weights(workdir):
     assert torch.equal(loaded(x, t), other(x, t))
     assert build("their_nets:with_space")[1].channels["x"].shape == (2,)
     assert str(workdir) not in sys.path
-
-
-def test_a_function_may_import_modules_of_the_working_directory(workdir):
-    (workdir / "their_sizes.py").write_text("HIDDEN = 12\n")
-    (workdir / "their_late.py").write_text(
-        "from fmwc.networks import MLP\n\n"
-        "def made():\n    from their_sizes import HIDDEN\n    return MLP(2, HIDDEN, 2)\n"
-    )
-    try:
-        assert build("their_late:made")[0].config["hidden"] == 12
-    finally:
-        for name in ("their_late", "their_sizes"):
-            sys.modules.pop(name, None)
-    assert str(workdir) not in sys.path
-
-
-@pytest.mark.parametrize(
-    ("entry", "said"),
-    [("no_such_module:made", "cannot be imported"), ("their_nets:nothing", "has no function 'nothing'")],
-)
-def test_missing_modules_and_functions_are_refused(workdir, entry, said):
-    with pytest.raises(UsageError, match=said):
-        build(entry)
 
 
 def test_weights_of_another_network_are_refused(workdir):
@@ -242,21 +162,3 @@ def test_weights_may_be_saved_with_or_without_wrappers(late, wrapper):
     save_file(network.state_dict(), late / "own.safetensors")
     again, _ = build("their_adapters:adapted", late / "own.safetensors")
     assert torch.equal(again(x, t), theirs(t, x))
-
-
-@pytest.mark.parametrize(
-    ("entry", "said"),
-    [("not_adapted", "adapt(net, time_first=True)"), ("asks_for_more", "'text'"), ("breaks", "KeyError: 'layers'")],
-)
-def test_networks_that_do_not_run_raise_one_line(late, run, entry, said):
-    words = ("--own-samples", 20, "--steps", 2, "--device", "cpu", "--out", late / "field")
-    code, _, err = run("retrofit", f"their_adapters:{entry}", *words)
-    assert code == 2
-    assert said in err
-    assert not (late / "field").exists()
-
-
-def test_a_file_with_more_than_weights_names_its_content(late):
-    torch.save({"model": MLP(2, 16, 2).state_dict(), "epoch": 3}, late / "all.pt")
-    with pytest.raises(DataError, match=r"model, epoch; save 'model' alone"):
-        build("their_adapters:adapted", late / "all.pt")

@@ -73,16 +73,12 @@ def attending():
 
 CALLS = {
     "linearised": lambda field, x, t: field.moments(x, t),
-    "tangent": lambda field, x, t: field.moments(x, t, "tangent", seed=0),
     "draw": lambda field, x, t: field.draw(x, t, seed=0),
     "sample": lambda field, x, t: fmwc.sample(field, x0=x, steps=1, confidence=MonteCarlo(2)),
-    "transport": lambda field, x, t: fmwc.sample(field, x0=x, steps=1, confidence=None, transport=True),
 }
 
 
-@pytest.mark.parametrize(
-    ("build", "call"), [*((mlp_field, call) for call in CALLS), (attending, "linearised"), (attending, "draw")]
-)
+@pytest.mark.parametrize(("build", "call"), [(mlp_field, "linearised"), (mlp_field, "sample"), (attending, "draw")])
 def test_an_interrupt_at_every_point(build, call):
     field = build()
     field.train()
@@ -104,26 +100,6 @@ def test_an_interrupt_at_every_point(build, call):
             for p in one.network.parameters():
                 p.mul_(3)
     assert torch.equal(field.moments(x, t).var, fresh.moments(x, t).var)
-
-
-def test_an_interrupt_of_hooks_that_are_kept():
-    """A `with` block can be interrupted before its exit. Remaining hooks do nothing, and vanish with the traceback."""
-    field = mlp_field()
-    x, t = torch.randn(3, 2), torch.rand(3)
-    plain, before, number, more = field.network(x, t), states(field), 0, True
-
-    def kept():
-        with field.noise.keep_hooks(), modes.evaluating(field), field.constant_weights():
-            field.draw(x, t, seed=0)
-
-    while more:
-        number += 1
-        try:
-            more = interrupt(kept, number)
-        except KeyboardInterrupt:
-            assert torch.equal(field.network(x, t), plain)
-        assert states(field) == before, number
-    assert number > 50
 
 
 def test_interrupts_from_outside():

@@ -6,7 +6,6 @@ import os
 import pickle
 import subprocess
 import sys
-import textwrap
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from fmwc.errors import UsageError
 from fmwc.estimators import Linearised, MonteCarlo
 from fmwc.networks import MLP
 from fmwc.sampling import SamplingConfig
-from fmwc.uses.guidance import variance_gradient
 from tests.conftest import awaken, conv_field, mlp_field
 
 
@@ -44,14 +42,6 @@ def test_field_compiles_to_one_graph(mlp, place):
     torch.testing.assert_close(compiled(mlp, fullgraph=True)(*place), mlp(*place))
 
 
-def test_sampler_step_compiles_to_one_graph(mlp, place):
-    def step(x, t, dt):
-        middle = x + dt / 2 * mlp(x, t)
-        return x + dt * mlp(middle, t + dt / 2)
-
-    torch.testing.assert_close(compiled(step, fullgraph=True)(*place, 0.1), step(*place, 0.1))
-
-
 def test_noise_works_on_a_network_that_was_compiled_before(place):
     network = MLP(2, 16, 2, 8)
     alone = fmwc.attach(network, space=(2,), width=8).moments(*place).var
@@ -63,17 +53,6 @@ def test_noise_works_on_a_network_that_was_compiled_before(place):
     assert not torch.equal(field.draw(*place, seed=0), network(*place))
     plain = fmwc.sample(network, 4, steps=3, confidence=None, config=SamplingConfig(space=(2,)))
     torch.testing.assert_close(fmwc.sample(field, 4, steps=3).x, plain.x)
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # raised by torch while it traces
-@pytest.mark.parametrize("read", ["moments", "draw"])
-def test_pass_breaks_the_graph_of_a_compiled_function(read, mlp, place):
-    def call(x, t):
-        if read == "draw":
-            return mlp.draw(x * 2, t, seed=0) + 1
-        return mlp.moments(x * 2, t).var + 1
-
-    torch.testing.assert_close(compiled(call)(*place), call(*place))
 
 
 # ---- autocast --------------------------------------------------------------------------------------------------------
@@ -94,13 +73,6 @@ def test_autocast_keeps_the_variance(build):
     assert 0.9 < drawn.var.mean() / exact.mean() < 1.1  # sums in bfloat16 would give 0.8
 
 
-def test_a_network_in_half_precision(place):
-    field = mlp_field().to(torch.bfloat16)
-    x, t = (v.to(torch.bfloat16) for v in place)
-    assert field.moments(x, t).var.dtype == torch.float32
-    assert far_apart(field.moments(x, t).var, mlp_field().moments(*place).var) < 0.2
-
-
 def test_training_under_autocast(mlp):
     data = torch.randn(32, 2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -110,79 +82,12 @@ def test_training_under_autocast(mlp):
     assert abs(loss - fmwc.elbo_loss(mlp, data, seed=0)) < 0.05
 
 
-# ---- distributed -----------------------------------------------------------------------------------------------------
-
-
-class Loss(nn.Module):
-    """A module whose forward is the loss, to be wrapped by DDP."""
-
-    def __init__(self, field):
-        super().__init__()
-        self.field = field
-
-    def forward(self, x1, seed):
-        return fmwc.elbo_loss(self.field, x1, seed=seed)
-
-
-RANK = textwrap.dedent("""
-    import sys, torch
-    from torch.nn.parallel import DistributedDataParallel
-    from tests.test_machinery import Loss, mlp_field
-    rank, store, out = int(sys.argv[1]), *sys.argv[2:]
-    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    field = mlp_field()
-    data = torch.randn(2, 16, 2, generator=torch.Generator().manual_seed(5))
-    shared = DistributedDataParallel(Loss(field))
-    shared(data[rank], seed=rank).backward()
-    torch.save({n: p.grad for n, p in field.named_parameters()}, f"{out}/{rank}.pt")
-    torch.distributed.destroy_process_group()
-""")
-
-
-def test_two_processes_learn_the_mean_of_their_gradients(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(tmp_path / "store"), str(tmp_path)],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    for rank in ranks:
-        said = rank.communicate(timeout=120)[1]
-        assert rank.returncode == 0, said
-    data = torch.randn(2, 16, 2, generator=torch.Generator().manual_seed(5))
-    field = mlp_field()
-    (sum(Loss(field)(data[rank], seed=rank) for rank in (0, 1)) / 2).backward()
-    for rank in (0, 1):
-        found = torch.load(tmp_path / f"{rank}.pt")
-        assert found.keys() == dict(field.named_parameters()).keys()
-        for name, parameter in field.named_parameters():
-            torch.testing.assert_close(found[name], parameter.grad)
-
-
 # ---- torch.func ------------------------------------------------------------------------------------------------------
-
-
-def test_functional_call_takes_other_weights(mlp, place):
-    other = mlp_field(seed=1)
-    found = torch.func.functional_call(mlp, other.state_dict(), place)
-    assert torch.equal(found, other(*place))
-    assert not torch.equal(found, mlp(*place))
 
 
 def test_vmap_over_samples(mlp, place):
     one = torch.func.vmap(lambda x, t: mlp(x[None], t[None])[0])
     torch.testing.assert_close(one(*place), mlp(*place))
-
-
-def test_vmap_over_weights(place):
-    fields = [mlp_field(seed=s) for s in range(3)]
-    weights, _ = torch.func.stack_module_state(fields)
-    found = torch.func.vmap(lambda w: torch.func.functional_call(fields[0], w, place))(weights)
-    torch.testing.assert_close(found, torch.stack([f(*place) for f in fields]))
 
 
 def test_jvp_and_vjp_are_transposes(mlp, place):
@@ -245,21 +150,6 @@ def test_the_variance_is_the_same_with_checkpointing(estimator, frozen, place):
     assert bool((found[0] > 0).all())
 
 
-def test_transport_is_the_same_with_checkpointing():
-    found = [fmwc.sample(blocks(r), 4, steps=3, transport=True).transported.var for r in (None, False)]
-    torch.testing.assert_close(*found)
-
-
-def test_plain_training_with_checkpointing(place):
-    x, t = place
-    slopes = []
-    for reentrant in (None, False):
-        field = blocks(reentrant)
-        field(x, t).square().sum().backward()
-        slopes.append(field.network.first[0].weight.grad)
-    torch.testing.assert_close(*slopes)
-
-
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
 def test_training_noise_through_a_checkpoint_is_refused(place):
     """The recomputation would lack the noise. Torch detects this, so there is no silent wrong gradient."""
@@ -271,13 +161,6 @@ def test_training_noise_through_a_checkpoint_is_refused(place):
         fmwc.elbo_loss(blocks(True), torch.randn(8, 2), seed=0)
     with pytest.raises(UsageError, match="runs without gradients"):
         blocks(True).moments(*place)
-
-
-def test_guidance_through_a_checkpoint_is_refused(place):
-    """The gradient of the variance needs the inference networks, which are missing when a block is recomputed."""
-    variance_gradient(blocks(None), *place)
-    with pytest.raises(UsageError, match="switch gradient checkpointing off"):
-        variance_gradient(blocks(False), *place)
 
 
 # ---- copies ----------------------------------------------------------------------------------------------------------
@@ -319,13 +202,6 @@ def test_a_copy_uses_its_own_noise(how, mlp, place):
     assert twin.noise.running is not mlp.noise.running
     twin.detach()
     assert torch.equal(mlp.moments(*place).var, var)
-
-
-@pytest.mark.parametrize("build", [conv_field, lambda: awaken(fmwc.attach(nn.ConvTranspose1d(2, 2, 1), width=8))])
-def test_every_kind_of_layer_is_pickled(build):
-    field = build()
-    again = pickle.loads(pickle.dumps(field))  # trusted bytes
-    assert [n.name for n in again.noise.layers] == [n.name for n in field.noise.layers]
 
 
 def test_a_copy_of_the_network_alone_is_the_plain_network(mlp, place):

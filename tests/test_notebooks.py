@@ -65,37 +65,3 @@ def test_runs(path, tmp_path, monkeypatch):
     assert faults(again) == []
     for i, (new, old) in enumerate(zip(code_of(again), code_of(stored(path)), strict=True), start=1):
         assert kinds(new) == kinds(old), f"code cell {i} puts out something else than is stored"
-
-
-@EACH
-def test_begins_with_its_title(path):
-    first, *others = [cell.source for cell in stored(path).cells if cell.cell_type == "markdown"]
-    assert re.match(r"# \S", first)
-    assert not any(re.search(r"^# ", text, re.M) for text in others)
-
-
-def test_faults_are_found():
-    notebook = stored(NOTEBOOKS[0])
-    code_of(notebook)[0].source += "\nx = 1"
-    code_of(notebook)[1].execution_count = None
-    for i, text in ((2, "see /home/me/x.png"), (3, "fine")):
-        code_of(notebook)[i].outputs = [nbformat.v4.new_output("stream", name="stdout", text=text)]
-    code_of(notebook)[4].outputs = [nbformat.v4.new_output("stream", name="stderr", text="oh")]
-    found = faults(notebook)
-    assert [text.partition("cell ")[2][:2].strip() for text in found] == ["", "2", "3", "5"]
-
-
-def test_a_failing_cell_is_an_error(tmp_path):
-    cells = [nbformat.v4.new_code_cell("assert 1 > 2")]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "it.ipynb")
-    with pytest.raises(Exception, match="AssertionError"):
-        execute(tmp_path / "it.ipynb", tmp_path)
-
-
-def test_progress_bars_are_plain_text_in_a_notebook(tmp_path):
-    code = "from fmwc.progress import stages_bar\nwith stages_bar() as show:\n    show('drawing', 1, 2)"
-    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]), tmp_path / "it.ipynb")
-    (cell,) = code_of(execute(tmp_path / "it.ipynb", tmp_path))
-    assert kinds(cell) == [("stream", "stderr")]
-    assert "drawing" in cell.outputs[0].text
-    assert "Warning" not in cell.outputs[0].text

@@ -1,7 +1,5 @@
 """Threads and tasks that share a field get the same results, bit for bit, as alone."""
 
-import asyncio
-import contextvars
 import copy
 import os
 import signal
@@ -14,15 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import fmwc
-from fmwc.baselines import Dropout
 from fmwc.estimators import Linearised, MonteCarlo
 from fmwc.field import attach
-from fmwc.modes import _MODES, SMALL, evaluating, one_thread, tensor_float
-from fmwc.networks import MLP
+from fmwc.modes import _MODES, evaluating, one_thread
 from fmwc.noise import Pass
-from fmwc.sampling import Ema, SamplingConfig, reread
 from tests.conftest import awaken, conv_field, dict_field, mlp_field
-from tests.options import arguments, reader
+from tests.options import arguments
 
 ROUNDS = 8
 
@@ -147,60 +142,6 @@ def test_plain_calls_of_the_network_during_draws(build):
     together(draws, calls, rounds=1)
 
 
-def test_two_fields_on_one_network():
-    torch.manual_seed(0)
-    network = MLP(2, 16, 2, 8)
-    first = awaken(attach(network, space=(2,), width=8))
-    second = awaken(attach(network, space=(2,), width=8, initial_log_alpha=-1.0), seed=1)
-    check(lambda: sampled(first), lambda: sampled(second), lambda: sampled(first, confidence=MonteCarlo(4)))
-    assert hooks(network) == 0
-
-
-def test_transport_rereading_and_controllers(mlp):
-    run = fmwc.sample(mlp, 8, steps=4, config=SamplingConfig(keep_states=True))
-    controller = Ema(4)
-    check(
-        lambda: fmwc.sample(mlp, 8, steps=4, transport=True).transported.var,
-        lambda: reread(mlp, run, reader("diagonal")).var,
-        lambda: fmwc.sample(mlp, 8, seed=3, config=SamplingConfig(controller=controller)).x,
-        lambda: fmwc.sample(mlp, 8, seed=4, config=SamplingConfig(controller=controller)).x,
-    )
-
-
-def test_dropout_in_two_threads():
-    torch.manual_seed(0)
-    net = Dropout(nn.Sequential(nn.Linear(2, 16), nn.SiLU(), nn.Linear(16, 2)))
-    net.network.forward = lambda x, t, inner=net.network.forward: inner(x)
-    x, t = torch.randn(8, 2), torch.rand(8)
-    check(*[lambda s=s: net.draw(x, t, seed=s) for s in (0, 1)], lambda: net(x, t), rounds=50)
-
-
-def test_attaching_and_fitting_beside_another_thread(mlp):
-    data = torch.randn(32, 2)
-
-    def learnt():
-        field = mlp_field()
-        field = attach(field.network, space=(2,), width=8, seed=3)
-        fmwc.fit_noise(field, data, 3, batch=8)
-        return field.state_dict()
-
-    check(lambda: sampled(mlp), lambda: {k: v for k, v in learnt().items() if k.startswith("noise")}, rounds=3)
-
-
-def test_modes_are_restored_after_overlapping_scopes():
-    network = dropping_field().network.train()
-    network.first.eval()
-    modes = [m.training for m in network.modules()]
-    first, second = evaluating(network), evaluating(network)
-    first.open()
-    second.open()
-    first.close()  # not the last one opened
-    assert not any(m.training for m in network.modules())
-    second.close()
-    second.close()
-    assert [m.training for m in network.modules()] == modes
-
-
 def test_modes_in_threads():
     field = dropping_field()
     field.network.train()
@@ -209,17 +150,6 @@ def test_modes_in_threads():
     x, t = torch.randn(8, 2), torch.rand(8)
     check(*[lambda: field.moments(x, t).mean] * 3, rounds=30)
     assert [m.training for m in field.network.modules()] == modes
-
-
-def test_one_precision_for_all_threads():
-    before = torch.get_float32_matmul_precision()
-    first, second = tensor_float(), tensor_float()
-    first.open()
-    second.open()
-    first.close()
-    assert torch.get_float32_matmul_precision() == "high"
-    second.close()
-    assert torch.get_float32_matmul_precision() == before
 
 
 class Stops(Pass):
@@ -256,69 +186,6 @@ def test_a_pass_acts_only_in_its_thread(build):
         assert torch.equal(twin.network(x, t), plain)
         assert torch.equal(twin.moments(x, t).var, var)
         assert hooks(twin.network) == 0  # a copy made during the pass
-
-
-def test_tasks_do_not_share_cached_squares(mlp):
-    """Of two tasks in one thread, the task without constant weights sees them change."""
-    x, t = torch.randn(4, 2), torch.rand(4)
-
-    async def holds(told, changed):
-        with mlp.constant_weights():
-            told.set()
-            await changed.wait()
-            return mlp.moments(x, t).var
-
-    async def changes(told, changed):
-        await told.wait()
-        with torch.no_grad():
-            mlp.network.out.weight.mul_(3)
-        found = mlp.moments(x, t).var
-        changed.set()
-        return found
-
-    async def both():
-        told, changed = asyncio.Event(), asyncio.Event()
-        return await asyncio.gather(holds(told, changed), changes(told, changed))
-
-    held, found = asyncio.run(both())
-    assert torch.equal(found, mlp.moments(x, t).var)
-    assert not torch.equal(held, found)
-
-
-def test_a_copied_context_does_not_keep_finished_passes(mlp):
-    x, t = torch.randn(4, 2), torch.rand(4)
-    plain, copies = mlp.network(x, t), []
-
-    class Copies(Pass):
-        def after(self, noisy, layer, h, y):
-            copies.append(contextvars.copy_context())
-            return y + 1
-
-    with mlp.constant_weights():
-        mlp.run(Copies(), x, t)
-    with torch.no_grad():
-        mlp.network.out.weight.mul_(3)
-        mlp.network.out.bias.mul_(3)
-    assert torch.equal(copies[0].run(lambda: mlp.moments(x, t).var), mlp.moments(x, t).var)
-    with mlp.noise.keep_hooks():
-        torch.testing.assert_close(copies[0].run(mlp.network, x, t), plain * 3)
-
-
-def test_small_work_uses_one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        first, second = one_thread(), one_thread(SMALL / 2)
-        first.open()
-        second.open()
-        first.close()
-        assert torch.get_num_threads() == 1
-        second.close()
-        assert torch.get_num_threads() == 2
-        with one_thread(SMALL):
-            assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(("build", "count"), [(mlp_field, 2048), (conv_field, 256), (dict_field, 512)])
