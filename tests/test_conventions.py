@@ -134,7 +134,7 @@ def test_the_shipped_checkerboards_are_good(name):
     for seed in range(2):
         assert not check_conventions(field, field.space, checkerboard.sample(1000, seed), seed=seed).message
     turned = adapt(field.network, backwards=True)
-    with pytest.raises(UsageError, match=r"use adapt\(net, backwards=True\)"):
+    with pytest.raises(UsageError, match="backwards"):
         check_conventions(turned, field.space, checkerboard.sample(1000, 0))
 
 
@@ -160,6 +160,6 @@ def test_a_network_that_takes_the_time_first_is_refused_by_its_signature():
         def forward(self, t, x):
             return self.layer(x) * t[:, None]
 
-    with pytest.raises(UsageError, match=r"takes \(t, x\).*time_first=True"):
+    with pytest.raises(UsageError, match="time_first"):
         fmwc.attach(TimeFirst())
     fmwc.attach(adapt(TimeFirst(), time_first=True))

@@ -77,7 +77,7 @@ def test_a_network_that_does_not_run(body):
 
     exec(f"def forward(self, x, t):\n    {body}", scope := {})
     Net.forward = scope["forward"]
-    with pytest.raises(UsageError, match=r"the network (does not run|must return)") as raised:
+    with pytest.raises(UsageError, match="network") as raised:
         try_once(Net(), torch.zeros(3, 2), {})
     assert "\n" not in str(raised.value)
 
@@ -101,7 +101,7 @@ def test_a_network_is_built_by_name_with_its_weights(workdir):
 
 def test_weights_of_another_network_are_refused(workdir):
     save_file(MLP(2, 8, 2).state_dict(), workdir / "w.safetensors")
-    with pytest.raises(CheckpointError, match="does not fit the network of their_nets:made"):
+    with pytest.raises(CheckpointError, match="their_nets"):
         build("their_nets:made", workdir / "w.safetensors")
 
 

@@ -46,7 +46,7 @@ def test_a_velocity_of_another_shape_is_not_broadcast():
 
 def test_wrong_data_does_not_change_the_field():
     field = fmwc.attach(mlp_field().detach())
-    with pytest.raises(ShapeError, match="does not run on data of shape"):
+    with pytest.raises(ShapeError, match="shape"):
         fmwc.fit_noise(field, torch.randn(16, 3), steps=1)
     fmwc.fit_noise(field, torch.randn(16, 2), steps=1)
 
@@ -67,7 +67,7 @@ def test_a_reference_read_in_another_setting_is_not_used():
 
 
 def test_a_layer_called_by_keyword_is_named():
-    with pytest.raises(UsageError, match="'layer' is called by keyword"):
+    with pytest.raises(UsageError, match="keyword"):
         fmwc.attach(ByKeyword(), space=(2,)).moments(torch.randn(3, 2), 0.5)
 
 
@@ -76,7 +76,7 @@ def test_a_detached_field_and_a_plain_network_have_no_confidence():
     network = field.detach()
     with pytest.raises(UsageError, match="detached"):
         field.moments(torch.randn(3, 2), 0.5)
-    with pytest.raises(UsageError, match="first, or give confidence=None"):
+    with pytest.raises(UsageError, match="confidence"):
         fmwc.sample(network, 3, config=SamplingConfig(space=(2,)))
     assert fmwc.sample(network, 3, confidence=None, config=SamplingConfig(space=(2,))).x.shape == (3, 2)
 

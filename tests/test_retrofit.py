@@ -41,7 +41,7 @@ def test_noise_is_fitted_to_own_samples(workdir):
     config = Retrofit(steps=20, batch=32, sampling_steps=5, own_samples=100)
     field, _ = retrofit(network, workdir / "field", None, config, space=space)
     assert field.reference is not None
-    with pytest.raises(UsageError, match="shape of a sample is not known"):
+    with pytest.raises(UsageError, match="shape"):
         retrofit(build("their_nets:made")[0], workdir / "other", None, config)
     with pytest.raises(UsageError, match="--own-samples"):
         retrofit(build("their_nets:made")[0], workdir / "other", None, SMALL)
@@ -69,7 +69,7 @@ def test_confidence_is_relative_to_the_class(workdir):
     assert run.reference is not None
     for label in (0, 2):
         assert abs(float(run.confidence[asked == label].mean()) - 0.5) < 0.15
-    with pytest.raises(UsageError, match="withheld: the reference holds no samples with y = 1"):
+    with pytest.raises(UsageError, match="withheld"):
         _ = fmwc.sample(again, 3, steps=5, cond={"y": torch.tensor([0, 1, 2])}).confidence
 
 
@@ -80,7 +80,7 @@ def test_a_fit_that_diverges_writes_nothing(workdir, samples, monkeypatch):
         progress(1, 1.0)
 
     monkeypatch.setattr("fmwc.retrofit.fit_noise", ruined)
-    with pytest.raises(UsageError, match="no checkpoint was written; lower --lr"):
+    with pytest.raises(UsageError, match="--lr"):
         retrofit(build("their_nets:made")[0], workdir / "field", samples, SMALL)
     assert not (workdir / "field").exists()
 

@@ -131,20 +131,20 @@ def test_report_of_samples(run, trained, tmp_path):
 
 
 BAD = {
-    "preset": (("train", "checkerboard", "--preset", "papr", "--out", "{out}"), "did you mean 'paper'"),
+    "preset": (("train", "checkerboard", "--preset", "papr", "--out", "{out}"), "paper"),
     "value": (
         ("train", "checkerboard", "--set", "hidden=wide", "--out", "{out}"),
-        "'hidden' must be a whole number of at most 64 bits, got 'wide'",
+        "wide",
     ),
     "no value": (("train", "checkerboard", "--set", "hidden", "--out", "{out}"), "key=value"),
-    "checkpoint": (("sample", "chekerboard", "--out", "{out}"), "did you mean 'checkerboard'"),
+    "checkpoint": (("sample", "chekerboard", "--out", "{out}"), "checkerboard"),
     "steps": (
         ("sample", "checkerboard", "--steps", "0", "--out", "{out}"),
-        "'--steps': Input should be greater than or equal to 1",
+        "--steps",
     ),
-    "verb": (("sampel",), "Did you mean 'sample'"),
-    "no option": (("sample", "checkerboard"), "Missing option"),
-    "demo's recipe": (("demo", "--set", "hidden=8", "--out", "{out}"), "add --train"),
+    "verb": (("sampel",), "sample"),
+    "no option": (("sample", "checkerboard"), "Missing"),
+    "demo's recipe": (("demo", "--set", "hidden=8", "--out", "{out}"), "--train"),
 }
 
 

@@ -102,11 +102,11 @@ def test_streamed_samples_equal_samples_held_in_memory(words, run, tmp_path, mon
 
 
 BAD = {
-    "name": (("--controller", "unifrom"), "did you mean 'uniform'"),
-    "no variance": (("--controller", "ema", "--propagation", "none"), "leave out --propagation none"),
-    "stepper": (("--controller", "damped", "--stepper", "heun"), "leave out --stepper heun"),
-    "a window alone": (("--guide-window", "0.1-0.5"), "add --guide"),
-    "a window beyond": (("--guide", 0.2, "--guide-window", "0.5-1.5"), "in [0, 1]"),
+    "name": (("--controller", "unifrom"), "uniform"),
+    "no variance": (("--controller", "ema", "--propagation", "none"), "--propagation"),
+    "stepper": (("--controller", "damped", "--stepper", "heun"), "--stepper"),
+    "a window alone": (("--guide-window", "0.1-0.5"), "--guide"),
+    "a window beyond": (("--guide", 0.2, "--guide-window", "0.5-1.5"), "[0, 1]"),
 }
 
 

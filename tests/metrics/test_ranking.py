@@ -71,7 +71,7 @@ def test_precisions_by_hand():
     assert list(precisions(score, positive)) == [0.01, 0.05, 0.10]  # each share of ten samples is one sample
     assert set(precisions(score, positive).values()) == {1.0}
     for share in (0.0, 1.1):
-        with pytest.raises(UsageError, match=r"must be in \(0, 1\]"):
+        with pytest.raises(UsageError, match="must"):
             precisions(score, positive, [share])
 
 

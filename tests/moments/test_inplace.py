@@ -48,7 +48,7 @@ def test_in_place_forms_equal_the_operations(key):
     for written in (target, whole):
         assert_same(written, expected.mean, expected.var)
     if args and isinstance(args[0], T) and args[0].is_floating_point():
-        with pytest.raises(NoRuleError, match=r"writes in place.*linearised"):
+        with pytest.raises(NoRuleError, match="linearised"):
             key(torch.ones(shape, dtype=torch.float64), x, *args[1:])
 
 
@@ -74,7 +74,7 @@ def test_writing_into_a_gaussian():
     x[2:].zero_()
     assert_same(x, torch.tensor([[2.0] * 3] * 2 + [[0.0] * 3] * 2).double(), torch.zeros(4, 3).double())
     for write in (lambda p: p.copy_(y), lambda p: p.__setitem__(0, y[0])):
-        with pytest.raises(NoRuleError, match=r"writes in place.*x\.new_zeros.*linearised"):
+        with pytest.raises(NoRuleError, match="new_zeros"):
             write(torch.zeros(2, 3, dtype=torch.float64))
 
 

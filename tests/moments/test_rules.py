@@ -570,7 +570,7 @@ def test_dropout_is_ignored_in_evaluation_and_refused_in_training(key):
     assert_same(key(x, training=False), x._mean, x._var)
     on = [lambda: key(x, 0.5, True), lambda: key(x, p=0.1, training=True)]
     for call in on if key is F.alpha_dropout else [*on, lambda: key(x), lambda: key(x, 0.5)]:
-        with pytest.raises(NoRuleError, match=r"dropout is on.*eval\(\)"):
+        with pytest.raises(NoRuleError, match="dropout"):
             call()
 
 
