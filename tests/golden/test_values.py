@@ -5,7 +5,11 @@ import torch
 
 from tests.golden.values import FLOWS, ask, judged, recorded
 
-RTOL = {"edited end": 1e-3, "end": 1e-3}  # integration amplifies rounding; everything else to 1e-5
+RTOL = {
+    "edited end": 1e-3,
+    "end": 1e-3,
+    "linearised var": 1e-4,
+}  # integration and sums in another order (threads) amplify rounding; else 1e-5
 
 
 def compare(found, wanted):
