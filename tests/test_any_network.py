@@ -117,6 +117,7 @@ def test_conditions_may_have_the_names_of_options():
     fmwc.fit_noise(field, data, 3, batch=8, conventions=False, confidence=False, cond=cond)
     reference = fmwc.fit_confidence(field, data, cond=cond, pilot=16, steps=4, conventions=False)
     assert reference.classes == {"keep": (0, 1)}
+    field.reference = reference._replace(withheld="")  # an untrained network; streams need a reference
 
     run = fmwc.sample(field, 6, steps=4, confidence=Linearised(), cond=few, config=SamplingConfig(batch=4))
     assert run.cond.keys() == set(Named.NAMES)

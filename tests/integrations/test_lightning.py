@@ -222,7 +222,7 @@ def test_errors_name_what_to_do(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="give batch="):
         train(lightning.pytorch, [ConfidenceCallback("net")], tmp_path)
     with pytest.raises(ShapeError, match="labels must return one value per sample"):
-        train(lightning.pytorch, [ConfidenceCallback("net", batch=pair, steps=1, labels=lambda x, c: x)], tmp_path)
+        train(lightning.pytorch, [ConfidenceCallback("net", batch=pair, steps=1, labels=lambda x, c: x > 0)], tmp_path)
     for name in ("lightning", "lightning.pytorch", "pytorch_lightning"):
         monkeypatch.setitem(sys.modules, name, None)
     spec = importlib.util.find_spec("fmwc.integrations.lightning")
