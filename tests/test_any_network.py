@@ -129,7 +129,12 @@ def test_conditions_may_have_the_names_of_options():
     half = x + field.network(x, t, **few) / 2
     torch.testing.assert_close(plain, half + field.network(half, t + 0.5, **few) / 2)
     streamed = torch.cat(
-        [part.x for part in fmwc.sampling.stream(field, 6, steps=4, cond=few, config=SamplingConfig(batch=4))]
+        [
+            part.x
+            for part in fmwc.sampling.stream(
+                field, 6, steps=4, confidence=None, cond=few, config=SamplingConfig(batch=4)
+            )
+        ]
     )
     torch.testing.assert_close(streamed, run.x)
 
@@ -142,7 +147,7 @@ def test_conditions_may_have_the_names_of_options():
     assert watched.cond.keys() == set(Named.NAMES)
     changed = edit(field, run, None, at=0.5, scale=0.1, cond={"start": few["start"] + 1})
     torch.testing.assert_close(changed.cond["start"], few["start"] + 1)
-    assert len(best_of(field, 6, 2, steps=4, cond=few).run) == 6
+    assert len(best_of(field, 6, 2, steps=4, cond=few, check=2, confidence=None).run) == 6
     assert fmwc.sampling.fit_grid(field, 3, pilot=6, cond=few).steps == 3
     with pytest.raises(UsageError, match="name"):
         fmwc.sample(field, 6, cond=classes[:6])

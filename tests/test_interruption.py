@@ -46,7 +46,7 @@ VERBS = {
     "joint": ["train", "checkerboard", "--preset", "paper", "--device", "cpu", *SETS],
     "sample": ["sample", "{model}", "-n", "20", "--steps", "4", "--every", "1", "--device", "cpu"],
 }  # fmt: skip
-KILLS = int(os.environ.get("FMWC_KILLS", "8"))
+KILLS = int(os.environ.get("FMWC_KILLS", "5"))
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 EVENTS = ("open", "replace", "fsync", "unlink", "mkdir", "rmdir")  # before and after every write
 

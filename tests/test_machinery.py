@@ -2,10 +2,7 @@
 
 import copy
 import io
-import os
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -18,7 +15,7 @@ from fmwc.errors import UsageError
 from fmwc.estimators import Linearised, MonteCarlo
 from fmwc.networks import MLP
 from fmwc.sampling import SamplingConfig
-from tests.conftest import awaken, conv_field, mlp_field
+from tests.conftest import awaken, mlp_field
 
 
 @pytest.fixture
@@ -58,9 +55,8 @@ def test_noise_works_on_a_network_that_was_compiled_before(place):
 # ---- autocast --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("build", [mlp_field, conv_field], ids=["mlp", "conv"])
-def test_autocast_keeps_the_variance(build):
-    field = build()
+def test_autocast_keeps_the_variance():
+    field = mlp_field()
     x, t = torch.randn(6, *field.space.channels["x"].shape), torch.rand(6)
     exact = field.moments(x, t).var
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -221,13 +217,3 @@ def test_one_process_of_ddp_wraps_a_field(mlp, place, tmp_path):
         assert bool((field.moments(*place).var > 0).all())
     finally:
         torch.distributed.destroy_process_group()
-
-
-def test_a_pass_does_not_load_torchs_compiler():
-    """Loading the compiler takes seconds."""
-    code = (
-        "import sys, torch, fmwc; from fmwc.networks import MLP; field = fmwc.attach(MLP(2, 8, 1, 4), space=(2,)); "
-        "fmwc.sample(field, 2, steps=2); sys.exit('torch._dynamo' in sys.modules)"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0

@@ -80,12 +80,11 @@ def test_without_its_pairs_an_optimal_transport_flow_has_far_too_much_variance()
         optimiser.step()
     x = torch.randn(512, 2, generator=generator)
     var = {}
-    for name, pairs in {"function": split, "ot": "ot", "none": None}.items():
+    for name, pairs in {"function": split, "none": None}.items():
         field = fmwc.attach(net, space=2)
-        fmwc.fit_noise(field, data, 300, lr=3e-3, batch=128, pairs=pairs)
+        fmwc.fit_noise(field, data, 150, lr=5e-3, batch=128, pairs=pairs, confidence=False)
         var[name] = float(field.moments(x, 0.1).var.mean())
     assert var["none"] > 20 * var["function"]
-    assert var["none"] > 10 * var["ot"]
 
 
 def test_the_loss_of_an_optimal_transport_flow_vanishes_on_its_pairs_only():

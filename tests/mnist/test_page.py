@@ -44,11 +44,11 @@ def bad():
 
 def test_pixels_have_the_variance_of_the_velocity(field, trajectory, monkeypatch):
     monkeypatch.setattr(images, "STEPS", 2)
-    pixels = read_pixels(field, trajectory, 2, (0.5,), probes=200)
+    pixels = read_pixels(field, trajectory, 2, (0.5,), probes=100)
     y = trajectory.cond["y"][pixels.index]
     exact = field.moments(torch.tensor(pixels.states[0])[:, None], float(pixels.times[0]), cond={"y": y}).var[:, 0]
-    # The mean of 200 squared normal numbers has a standard deviation of 10 %; that of a sum is smaller.
-    np.testing.assert_allclose(np.square(pixels.std[0]).sum((1, 2)), exact.sum((1, 2)), rtol=0.1)
+    # The mean of 100 squared normal numbers has a standard deviation of 14 %; that of a sum is smaller.
+    np.testing.assert_allclose(np.square(pixels.std[0]).sum((1, 2)), exact.sum((1, 2)), rtol=0.15)
     assert np.corrcoef(np.square(pixels.std[0]).ravel(), exact.ravel())[0, 1] > 0.8
 
 

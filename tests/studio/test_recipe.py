@@ -30,9 +30,7 @@ def evaluated(lines):
 DRAWN = [
     ("checkerboard", {"count": 30, "steps": 6, "seed": 3}, 11),
     ("checkerboard", {"count": 12, "steps": 5, "propagation": "linearised", "stepper": "heun"}, None),
-    ("checkerboard", {"count": 12, "steps": 5, "propagation": "none", "check": "none"}, None),
     ("mnist", {"count": 4, "steps": 3, "label": "2"}, 3),
-    ("mnist", {"count": 10, "steps": 3, "check": "20"}, 5),
     ("crystals", {"count": 2, "steps": 3, "formula": "NaCl", "atoms": "2-4"}, None),
 ]
 
