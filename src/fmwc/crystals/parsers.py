@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -68,18 +68,17 @@ def _check_cif(text: str) -> None:
                 raise DataError(f"its cell has an invalid length: {edge} = {length[:20]} Å")
 
 
-def _cif(text: str) -> list[Any]:
-    parser, found = need("pymatgen.io.cif").CifParser, []
+def _cif(text: str) -> Iterator[Any]:
+    parser = need("pymatgen.io.cif").CifParser
     starts = [match.start() for match in _BLOCK.finditer(text)]
     for begin, end in pairwise([*starts, len(text)]):
         block = text[begin:end]
         if len(starts) == 1 or "_atom_site" in block.lower():  # other blocks contain text
             _check_cif(block)
-            found += parser.from_str(block).parse_structures(primitive=False, on_error="raise")
-    return found
+            yield from parser.from_str(block).parse_structures(primitive=False, on_error="raise")
 
 
-def _poscar(text: str) -> list[Any]:
+def _poscar(text: str) -> Iterator[Any]:
     for line in text.splitlines()[5:7]:
         words = line.split("!")[0].split()
         if words and all(re.fullmatch(r"[+-]?\d{1,18}", word) for word in words):
@@ -88,16 +87,16 @@ def _poscar(text: str) -> list[Any]:
     parsed = need("pymatgen.io.vasp.inputs").Poscar.from_str(text)
     if not parsed.true_names:
         raise DataError("it does not name its elements (VASP 4); add a line of symbols before the counts")
-    return [parsed.structure]
+    yield parsed.structure
 
 
-def _xyz(text: str) -> list[Any]:
+def _xyz(text: str) -> Iterator[Any]:
     for count in re.findall(r"^\s*(\d{4,})\s*$", text, re.MULTILINE):  # ASE reads as many lines, whether they exist
         _require_few(int(count[:18]))
-    return list(need("ase.io").read(io.StringIO(text), index=":", format="extxyz"))
+    yield from need("ase.io").iread(io.StringIO(text), index=":", format="extxyz")
 
 
-FORMATS: dict[str, Callable[[str], list[Any]]] = {"cif": _cif, "poscar": _poscar, "xyz": _xyz}
+FORMATS: dict[str, Callable[[str], Iterator[Any]]] = {"cif": _cif, "poscar": _poscar, "xyz": _xyz}
 
 
 def _plain(text: str) -> str:
@@ -110,27 +109,27 @@ def _plain(text: str) -> str:
 
 
 def read_structures(kind: str, text: str, name: str = "structure") -> list[Candidate]:
-    """Return the structures of a text as candidates; the `problem` of one says why it cannot be read.
+    """Return the structures of a text as candidates; the `problem` of the last one says why the rest cannot be read.
 
     Arguments:
         kind: `"cif"`, `"poscar"` or `"xyz"`.
         text: The content of a file.
         name: The name of the candidate; several are named `name#0`, `name#1`, ….
     """
-    read = FORMATS[kind]
+    found: list[Candidate] = []
     try:
         with quiet():
-            found = read(_plain(text))
+            for structure in FORMATS[kind](_plain(text)):
+                found.append(_bounded(candidate_of(structure, name)))
         if not found:
             raise DataError("it contains no structure")
     except DataError as error:
-        return [Candidate(name, problem=str(error))]
+        found.append(Candidate(name, problem=str(error)))
     except UsageError:  # pymatgen or ASE is missing
         raise
     except Exception as error:  # malformed files fail in many ways
-        return [Candidate(name, problem=f"it cannot be read: {one_line(error)}")]
-    names = [name] if len(found) == 1 else [f"{name}#{i}" for i in range(len(found))]
-    return [_bounded(candidate_of(structure, name)) for structure, name in zip(found, names, strict=True)]
+        found.append(Candidate(name, problem=f"it cannot be read: {one_line(error)}"))
+    return found if len(found) == 1 else [replace(one, name=f"{name}#{i}") for i, one in enumerate(found)]
 
 
 def _bounded(candidate: Candidate) -> Candidate:
