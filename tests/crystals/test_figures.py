@@ -10,7 +10,7 @@ from matplotlib.image import imread
 from matplotlib.text import Text
 
 from fmwc.crystals import figures as crystals_drawn
-from fmwc.crystals.drawing import BALL, bonds_of, colour_of, draw_crystal, formula, radius_of, scene_of
+from fmwc.crystals.drawing import draw_crystal, formula
 from fmwc.crystals.structures import Crystals, symbol
 from fmwc.errors import ShapeError, UsageError
 from fmwc.report.page import png
@@ -86,36 +86,14 @@ def test_impossible_structures_are_drawn(name):
 @pytest.mark.parametrize("name", NO_LATTICE)
 def test_impossible_lattices_are_labelled(name):
     figure = drawn(NO_LATTICE[name])
-    assert scene_of(NO_LATTICE[name], 0) is None
-    assert {"invalid lattice", "Fe", "O"} <= set(words(figure))
+    assert {"invalid lattice", "FeO"} <= set(words(figure))
     pixels(figure)
 
 
 def test_formula_and_caption():
-    assert words(drawn(crystal((56, 22, 8, 8, 8), RANDOM[:5]), "a caption"))[:1] == ["a caption"]
-    assert {"Ba", "Ti", "O₃"} <= set(words(drawn(crystal((56, 22, 8, 8, 8), RANDOM[:5]))))
-    assert words(drawn(UGLY["no element"])).count("?") >= 3  # in the formula, and on a visible atom
+    assert words(drawn(crystal((56, 22, 8, 8, 8), RANDOM[:5]), "a caption")) == ["BaTiO₃", "a caption"]
+    assert words(drawn(UGLY["no element"]))[0].startswith("?")
     assert "1 of 2 atoms without finite coordinates" in words(drawn(UGLY["coordinates missing"]))
-
-
-def test_atoms_at_a_corner_are_repeated():
-    scene = scene_of(crystal(*SALT), 0)
-    assert sorted(scene.numbers) == [11] * 8 + [17]
-    corners = {tuple(np.round(corner, 4)) for corner in scene.corners}
-    ends = {tuple(np.round(p, 4)) for p, z in zip(scene.places, scene.numbers, strict=True) if z == 11}
-    assert corners == ends
-    nearly = scene_of(crystal((11, 17), ((0.99, 0.01, 0.5), (0.5, 0.5, 0.0))), 0)
-    assert sorted(nearly.numbers) == [11] * 4 + [17] * 2
-
-
-def test_the_projection_is_a_rotation():
-    """The edges of the cell keep their lengths and angles."""
-    scene = scene_of(crystal(*PAIR, (3, 4, 5), (70, 80, 100)), 0)
-    c, b, a = (scene.corners[i] - scene.corners[0] for i in (1, 2, 4))
-    np.testing.assert_allclose([np.linalg.norm(v) for v in (a, b, c)], (3, 4, 5), rtol=1e-6)
-    cosines = [b @ c / 20, a @ c / 15, a @ b / 12]
-    np.testing.assert_allclose(np.degrees(np.arccos(cosines)), (70, 80, 100), rtol=1e-5)
-    assert scene.radii.tolist() == [BALL * radius_of(26), BALL * radius_of(8)]
 
 
 def test_different_structures_give_different_pixels():
@@ -130,22 +108,6 @@ def test_different_structures_give_different_pixels():
     assert np.array_equal(pictures[0], pixels(drawn(variants[0]))[20:])
     for i, one in enumerate(pictures):
         assert all(np.abs(one - other).mean() > 1e-3 for other in pictures[:i])
-
-
-def test_only_near_pairs_with_a_non_metal_are_bonded():
-    near, far = ((0.3, 0.2, 0.5), (0.3, 0.8, 0.5)), ((0.3, 0.0, 0.5), (0.3, 0.5, 0.5))  # 2.8 Å, as in rock salt; 3.5 Å
-    for numbers, coords, edge, bonded in (
-        ((11, 17), near, 4.7, True), ((11, 17), far, 7.0, False), ((11, 12), near, 4.7, False)
-    ):  # fmt: skip
-        scene = scene_of(crystal(numbers, coords, (edge,) * 3), 0)
-        assert bool(bonds_of(scene)) is bonded
-
-
-@pytest.mark.parametrize("z", [0, 1, 96, 97, 109, 110, 118, 119, 128])
-def test_every_number_has_a_radius_a_colour_and_a_symbol(z):
-    assert radius_of(z) > 0.25
-    assert ((colour_of(z) >= 0) & (colour_of(z) <= 1)).all()
-    assert (symbol(z) == "?") == (not 1 <= z <= 118)
 
 
 def test_formulas_agree_with_pymatgen():
