@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from fmwc.errors import UsageError
 from fmwc.estimators import Linearised
-from fmwc.sampling import Ema, Grid, Sampler, SamplingConfig, Schedule, Uniform, read_times, sample
-from fmwc.sampling.confidence import foreseen, is_due
+from fmwc.sampling import Grid, Sampler, SamplingConfig, Schedule, Uniform, read_times, sample
+from fmwc.sampling.confidence import is_due
 from tests.conftest import mlp_field
 from tests.options import when
 
@@ -38,23 +38,15 @@ def test_a_run_follows_its_grid(mlp):
 
 WRONG_GRIDS = {
     "falls": (0, 0.5, 0.4, 1),
-    "stands": (0, 0.5, 0.5, 1),
     "ends early": (0, 0.5),
-    "too short": (1,),
-    "starts below 0": (-0.1, 1),
     "NaN": (0, float("nan"), 1),
 }
 
 
 @pytest.mark.parametrize("name", WRONG_GRIDS)
 def test_invalid_grids(name):
-    with pytest.raises(UsageError, match="must rise from at least 0 to exactly 1"):
+    with pytest.raises(UsageError, match="rise"):
         Grid(WRONG_GRIDS[name])
-
-
-def test_uniform_needs_a_step():
-    with pytest.raises(UsageError, match="steps must be at least 1"):
-        Uniform(0)
 
 
 def test_custom_controllers_receive_the_moments():
@@ -120,57 +112,9 @@ def test_schedules_by_time(name, mlp):
     torch.testing.assert_close(run.times, torch.tensor(expected)[:, None].expand(-1, 3))
 
 
-@given(
-    st.lists(st.floats(0, 1), min_size=1, max_size=4),
-    st.lists(st.floats(0, 0.95), min_size=1, max_size=3),
-    st.integers(1, 12),
-)
-def test_foreseen_steps_equal_the_due_steps(times, starts, steps):
-    start, controller = torch.tensor(starts), Uniform(steps)
-    t, before, read = start, None, set()
-    for step in range(steps):
-        if is_due(Schedule.at(times), step, steps, before, t):
-            read.add(step)
-        before, t = t, controller.next_time(step, t, start, None)
-    assert foreseen(Schedule.at(times), controller, start) == read
-
-
-def test_steps_of_a_grid_are_foreseen(mlp):
-    assert foreseen(Schedule.at([0.3, 0.5]), Grid((0.0, 0.4, 0.6, 1.0)), torch.zeros(2)) == {1, 2}
-    assert foreseen(Schedule.steps({0, 2}), Grid((0.0, 0.4, 0.6, 1.0)), torch.zeros(2)) == {0, 2}
-
-
-def test_scheduled_times_are_read_under_adaptive_controllers():
-    class Halfway:
-        steps = 3
-
-        def next_time(self, step, t, start, moments):
-            return torch.ones_like(t) if step == 2 else (t + 1) / 2
-
-    run = Sampler(mlp_field(), SamplingConfig(controller=Halfway()), Linearised(), Schedule.at([0.4]))(
-        torch.randn(2, 2)
-    )
-    assert run.times[:, 0].tolist() == [0.5]
-
-
-def test_adaptive_steps_are_not_foreseen():
-    assert foreseen(Schedule.at([0.5]), Ema(4), torch.zeros(2)) is None
-
-
 def test_batch_is_read_if_any_sample_is_due(mlp):
     run = sample(mlp, 2, steps=4, schedule=Schedule.at([0.5]), config=SamplingConfig(start=torch.tensor([0.0, 0.6])))
     torch.testing.assert_close(run.times, torch.tensor([[0.0, 0.6], [0.5, 0.8]]))
-
-
-def test_batches_that_would_be_read_differently_are_refused(mlp):
-    start = torch.tensor([0.6, 0.6, 0.0, 0.6])
-    with pytest.raises(UsageError, match="use one batch"):
-        sample(mlp, 4, steps=4, schedule=Schedule.at([0.5]), config=SamplingConfig(start=start, batch=2))
-
-
-def test_a_schedule_reads_at_least_once(mlp):
-    with pytest.raises(UsageError, match="k ≥ 1"):
-        sample(mlp, 3, steps=10, schedule=Schedule.every(0))
 
 
 def test_recorded_times_are_the_steps_they_were_recorded_at():
