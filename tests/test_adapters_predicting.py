@@ -123,7 +123,6 @@ class Ragged(nn.Module):
 
 CASES = {
     "points": (Classes, (2,)),
-    "tokens": (Classes, (3, 2)),
     "pictures": (Pictures, (1, 4, 4)),
     "ragged": (Ragged, (3, 2)),
 }

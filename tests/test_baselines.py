@@ -5,13 +5,12 @@ import torch
 from torch import nn
 
 import fmwc
-from fmwc.baselines import ACTIVATIONS, Dropout, dispersion, ensemble_ends, stochastic_ends
+from fmwc.baselines import Dropout, dispersion, stochastic_ends
 from fmwc.errors import UsageError
-from fmwc.flow import Channel, FlatTorus, Space, euclidean
+from fmwc.flow import Channel, Space, euclidean
 from fmwc.networks import MLP
 from fmwc.sampling import SamplingConfig, sample
-from tests.conftest import PRODUCT, TwoChannels, awaken, mlp_field
-from tests.experiments.test_comparisons import Labelled
+from tests.conftest import PRODUCT, TwoChannels, awaken
 from tests.options import arguments
 from tests.reference import assert_within, statistics
 
@@ -26,16 +25,6 @@ def test_dispersion_by_hand():
     torch.testing.assert_close(dispersion(k), k.var(0, unbiased=True).flatten(1).sum(1).sqrt())
     with pytest.raises(UsageError, match="at least 2"):
         dispersion(ends[:1])
-
-
-def test_dispersion_across_the_border_of_a_torus():
-    torus = Space({"x": Channel((1,), FlatTorus(), "uniform")})
-    ends = torch.tensor([[[0.99], [0.30]], [[0.01], [0.32]]])  # two runs of two samples, each 0.02 apart
-    torch.testing.assert_close(dispersion(ends, torus), torch.full((2,), 0.02 / 2**0.5))
-    torch.testing.assert_close(dispersion(ends)[0], torch.tensor(0.98 / 2**0.5))  # far apart along a straight line
-    torch.testing.assert_close(dispersion(ends.flip(0), torus), dispersion(ends, torus))
-    shifted = (ends + torch.rand(1, 2, 1)) % 1  # the position of the border does not matter
-    torch.testing.assert_close(dispersion(shifted, torus), dispersion(ends, torus), atol=1e-5, rtol=0)
 
 
 def test_dispersion_adds_channels_on_their_manifolds():
@@ -58,35 +47,6 @@ def test_stochastic_ends_share_only_their_start(mlp):
     assert not torch.equal(ends, stochastic_ends(mlp, x0, 3, steps=4, seed=1))
     distinct = {tuple(e.flatten().tolist()) for e in torch.cat([ends, stochastic_ends(mlp, x0, 3, steps=4, seed=1)])}
     assert len(distinct) == 6
-
-
-def test_ensemble_ends_share_their_start():
-    members = [mlp_field(seed=s) for s in range(3)]
-    x0 = torch.randn(4, 2)
-    ends = ensemble_ends(members, x0, steps=4)
-    for member, end in zip(members, ends, strict=True):
-        assert torch.equal(end, sample(member, x0=x0, steps=4, confidence=None).x)
-    plain = ensemble_ends([m.detach() for m in members], x0, steps=4)
-    assert torch.equal(plain, ends)
-
-
-def test_conditions_and_options_are_passed_on():
-    torch.manual_seed(0)
-    x0, y = torch.randn(5, 1, 8, 8), torch.tensor([0, 2, 1, 0, 2])
-    net = Dropout(Labelled())
-    ends = stochastic_ends(
-        net, x0, 2, steps=3, cond={"y": y}, config=SamplingConfig(batch=2)
-    )  # labels follow the batches
-    assert ends.shape == (2, 5, 1, 8, 8)
-    torch.testing.assert_close(ends, stochastic_ends(net, x0, 2, steps=3, cond={"y": y}))
-    assert not torch.allclose(ends, stochastic_ends(net, x0, 2, steps=3, cond={"y": y.flip(0)}))
-    members: list[nn.Module] = [Labelled(), Labelled()]
-    ends = ensemble_ends(members, x0, steps=3, cond={"y": y}, config=SamplingConfig(stepper="heun"))
-    for member, end in zip(members, ends, strict=True):
-        assert torch.equal(
-            end, sample(member, x0=x0, steps=3, cond={"y": y}, confidence=None, config=SamplingConfig(stepper="heun")).x
-        )
-    assert not torch.allclose(ends, ensemble_ends(members, x0, steps=3, cond={"y": y}))
 
 
 @pytest.mark.parametrize("projections", [True, 400])
@@ -128,26 +88,6 @@ def test_draws_have_the_plain_mean_and_the_closed_form_variance(rate):
         assert_within(var, expected[0], var_error)
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda a: a.__name__)
-def test_dropout_follows_every_activation(activation):
-    net = Dropout(OneActivation(activation), 0.5)
-    x, t = torch.randn(3, 2), torch.rand(3)
-    assert not torch.equal(net.draw(x, t, seed=0), net(x, t))
-    assert torch.equal(net.draw(x, t, seed=0), net.draw(x, t, seed=0))
-
-
-def test_calling_is_the_plain_network():
-    inner = MLP(2, 16, 2, 8)
-    x, t = torch.randn(3, 2), torch.rand(3)
-    expected = inner(x, t)
-    net = Dropout(inner, 0.3)
-    net.draw(x, t, seed=0)
-    assert torch.equal(net(x, t), expected)
-    with pytest.raises(RuntimeError):
-        net.draw(torch.randn(3, 5), t, seed=0)
-    assert torch.equal(net(x, t), expected)
-
-
 def test_dropout_does_not_depend_on_the_batch():
     net = Dropout(MLP(2, 16, 2, 8), 0.3)
     whole, split = (
@@ -155,11 +95,3 @@ def test_dropout_does_not_depend_on_the_batch():
         for b in (64, 7)
     )
     torch.testing.assert_close(whole, split)
-
-
-def test_invalid_arguments():
-    for rate in (0, 1, -1):
-        with pytest.raises(UsageError, match="strictly between 0 and 1"):
-            Dropout(OneActivation(), rate)
-    with pytest.raises(UsageError, match="no activation module"):
-        Dropout(nn.Linear(2, 2))

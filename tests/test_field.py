@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from fmwc.errors import NotFiniteError, ShapeError, UnknownNameError
+from fmwc.errors import NotFiniteError, ShapeError
 from fmwc.field import attach
-from fmwc.flow import euclidean
 from fmwc.networks import MLP
 
 REFUSED = {
@@ -26,20 +25,6 @@ def test_invalid_states(name, method, mlp):
     assert "\n" not in str(raised.value)
 
 
-def test_unknown_propagation(mlp):
-    with pytest.raises(UnknownNameError, match="did you mean 'monte_carlo'"):
-        mlp.moments(torch.zeros(1, 2), 0.5, "montecarlo")
-
-
-def test_times_are_a_number_or_one_per_sample(mlp):
-    x = torch.randn(3, 2)
-    found = [mlp.moments(x, t).var for t in (0.25, torch.tensor(0.25), torch.full((3,), 0.25))]
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
-    apart = mlp.moments(x, torch.tensor([0.1, 0.5, 0.9])).var
-    torch.testing.assert_close(apart[1:2], mlp.moments(x[1:2], 0.5).var)
-
-
 @pytest.mark.parametrize("part", ["network.out.bias", "noise.layers.0.inference.out.bias"])
 def test_a_broken_weight_is_named(part, mlp):
     with torch.no_grad():
@@ -55,21 +40,8 @@ def test_a_variance_that_is_not_finite_is_refused_with_its_cause(mlp):
         mlp.moments(torch.zeros(1, 2), 0.5)
 
 
-def test_the_space_may_be_a_shape_or_a_space():
-    assert attach(MLP(2, 8, 1, 4), space=[2]).space.describe() == euclidean((2,)).describe()
-    space = euclidean((2,))
-    assert attach(MLP(2, 8, 1, 4), space=space).space is space
-
-
 def test_the_noise_has_the_type_of_the_network():
     field = attach(MLP(2, 8, 1, 4).double(), space=(2,))
     assert {p.dtype for p in field.parameters()} == {torch.float64}
     assert field.moments(torch.zeros(1, 2).double(), 0.5).var.dtype == torch.float64
     assert field.device == torch.device("cpu")
-
-
-def test_parameters_are_listed_once(mlp):
-    names = [n for n, _ in mlp.named_parameters()]
-    assert len(names) == len(set(names))
-    assert {n.split(".")[0] for n in names} == {"network", "noise"}
-    assert len(names) == len(list(mlp.network.parameters())) + len(list(mlp.noise.parameters()))

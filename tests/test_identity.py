@@ -6,15 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from fmwc.errors import MismatchError
 from fmwc.identity import (
-    difference,
     digest,
-    digest_bytes,
-    digest_file,
     digest_tensors,
     plain,
-    require_same,
     seal,
     sealed,
 )
@@ -27,12 +22,6 @@ def test_values_that_are_equal_in_json_have_one_hash():
     assert digest(1) != digest(True)
     assert digest("1") != digest(1)
     assert digest(float("inf")) != digest(float("nan"))
-
-
-def test_a_file_has_the_hash_of_its_bytes(tmp_path):
-    content = bytes(range(256)) * 5000
-    (tmp_path / "a").write_bytes(content)
-    assert digest_file(tmp_path / "a") == digest_bytes(content)
 
 
 CHANGES = {
@@ -57,11 +46,6 @@ def test_any_change_of_tensors_changes_their_hash(name):
     assert digest_tensors(before, {"steps": 5}) != digest_tensors(before, {"steps": 50})
 
 
-def test_strides_do_not_matter():
-    value = torch.arange(6.0).reshape(2, 3)
-    assert digest_tensors({"a": value.T}) == digest_tensors({"a": value.T.contiguous()})
-
-
 def test_sealed_record_round_trip():
     record = seal({"a": 1, "b": [1.5, None]})
     assert sealed(record)
@@ -70,18 +54,3 @@ def test_sealed_record_round_trip():
     assert not sealed({**record, "a": 2})
     assert not sealed({**record, "c": 0})
     assert not sealed({"a": 1})
-
-
-def test_differences_are_named():
-    there = {"steps": 50, "network": {"hidden": 512}, "label": None, "window": [0, 1]}
-    assert difference(there, there) == ""
-    assert difference(there, {**there, "window": (0.0, 1.0)}) == ""  # compared as values, not as text
-    assert difference(there, {**there, "steps": 5}) == "steps: 50 before, 5 now"
-    assert difference(there, {**there, "network": {"hidden": 8}}) == "network.hidden: 512 before, 8 now"
-    assert difference(there, {**there, "label": 3}) == "label: none before, 3 now"
-    assert difference({"a": 1}, {"a": True}) == "a: 1 before, true now"
-    many = difference(dict.fromkeys("abcde", 0), dict.fromkeys("abcde", 1))
-    assert many.endswith("and 2 more")
-    require_same(there, dict(there), "it was made for others")
-    with pytest.raises(MismatchError, match=r"it was made for others \(steps: 50 before, 5 now\)"):
-        require_same(there, {**there, "steps": 5}, "it was made for others")

@@ -54,13 +54,6 @@ def test_commit_of_a_checkout_agrees_with_git(repository):
     assert commit_of(repository.parent / "third") == commit_of(repository) == second
 
 
-@pytest.mark.parametrize("head", ["", "ref: ../../../etc/passwd", "ref: refs/heads/../../x", "z" * 40, "\0", "a" * 39])
-def test_a_damaged_repository(tmp_path, head):
-    (tmp_path / ".git").mkdir()
-    (tmp_path / ".git" / "HEAD").write_text(head)
-    assert commit_of(tmp_path) == commit_of(tmp_path / "nowhere") == "unknown"
-
-
 def test_a_surrounding_repository_is_not_used(repository):
     """The configuration of a surrounding repository is not executed, and its commit is not used."""
     sprung = repository.parent / "sprung"
@@ -74,15 +67,6 @@ def test_a_surrounding_repository_is_not_used(repository):
     assert installed(package, {"FMWC_COMMIT": "told"}) == "told"
     assert not sprung.exists()
     assert not (package / "sprung").exists()
-
-
-def test_only_a_checkout_of_fmwc_is_used(repository):
-    package = repository / "src" / "fmwc"
-    assert installed(package) == "unknown"
-    (repository / "pyproject.toml").write_text('[project]\nname = "theirs"\n\n[tool.x]\nname = "fmwc"\n')
-    assert installed(package) == "unknown"
-    (repository / "pyproject.toml").write_text('[project]\nversion = "1"\nname = "fmwc"\n')
-    assert installed(package) == git(repository, "rev-parse", "HEAD")[:12]
 
 
 def test_provenance_records_commit_and_code(monkeypatch):

@@ -17,17 +17,6 @@ def weight(shape, seed=0, size=1.0):
     return size * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@given(st.integers(0, 200), st.floats(-20, 20))
-def test_quantising_twice_is_quantising_once(shape, seed, exponent):
-    levels, scale = encode(weight(shape, seed, 2.0**exponent))
-    once = decode(levels, scale)
-    levels_again, scale_again = encode(once)
-    assert torch.equal(levels_again, levels)
-    assert torch.equal(scale_again, scale)
-    assert torch.equal(decode(levels_again, scale_again), once)
-
-
 def test_quantising_twice_is_quantising_once_for_any_largest_entry():
     """127 · (m / 127) may round to another number than m, but the scale must survive. Every 64th of a binade."""
     largest = torch.arange(2**23, 2**24, 64, dtype=torch.float64).float()[:, None] * 2.0**-25
@@ -52,25 +41,6 @@ def test_the_error_is_at_most_half_a_level(shape, seed, exponent):
     off = (decode(levels, scale) - before).flatten(1).abs()
     assert bool((off <= scale[:, None] * (0.5 + 1e-4)).all())
     assert torch.equal(decode(levels, scale) < 0, levels < 0)
-
-
-def test_an_example():
-    levels, scale = encode(torch.tensor([[127.0, -63.4, 0.6], [0.0, 0.0, 2.54]]))
-    assert levels.tolist() == [[127, -63, 1], [0, 0, 127]]
-    torch.testing.assert_close(scale, torch.tensor([1.0, 0.02]))
-    torch.testing.assert_close(decode(levels, scale), torch.tensor([[127.0, -63.0, 1.0], [0.0, 0.0, 2.54]]))
-
-
-def test_rows_of_zeros_stay_zero():
-    rows = torch.zeros(3, 4)
-    rows[1] = torch.tensor([1.0, -1.0, 0.5, 0.0])
-    levels, scale = encode(rows)
-    assert scale.tolist()[0::2] == [0, 0]
-    assert not levels[[0, 2]].any()
-    found = decode(levels, scale)
-    assert torch.isfinite(found).all()
-    assert not found[[0, 2]].any()
-    torch.testing.assert_close(found[1], rows[1], atol=1 / 254 + 1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fmwc.randomness import BLOCK, Blocks, Stream, as_randomness, derive, signs
+from fmwc.randomness import BLOCK, Blocks, as_randomness, derive
 
 METHODS = ("normal", "uniform")
 
@@ -56,35 +56,6 @@ def test_the_distributions():
     assert abs(uniform.mean().item() - 0.5) < 6 * (1 / 12 / n) ** 0.5
     assert uniform.min() >= 0
     assert uniform.max() < 1
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_signs(dtype):
-    like, cpu = torch.empty(100, 1, 4, 4, dtype=dtype), torch.device("cpu")
-    found = signs(as_randomness(3, cpu), like)
-    assert (found.shape, found.dtype) == (like.shape, dtype)
-    assert found.unique().tolist() == [-1, 1]
-    assert abs(found.mean().item()) < 6 / found.numel() ** 0.5
-    # The signs must not change, because reported estimates depend on them.
-    assert torch.equal(found > 0, as_randomness(3, cpu).uniform(like) < 0.5)
-
-
-def test_tensors_without_rows_per_sample_are_filled():
-    blocks = [Blocks(0, 0, 4) for _ in range(2)]
-    first, second = (b.normal(torch.empty(6, 2)) for b in blocks)
-    assert torch.equal(first, second)
-    assert first.std() > 0
-    assert Blocks(0, 0, 4).normal(torch.empty(())).shape == ()
-    assert not torch.equal(first, Blocks(1, 0, 4).normal(torch.empty(6, 2)))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_draws_have_the_requested_type_and_shape(dtype):
-    like = torch.empty(3, 2, 2, dtype=dtype)
-    for source in (Blocks(0, 0, 3), Stream(torch.Generator().manual_seed(0))):
-        for method in METHODS:
-            found = getattr(source, method)(like)
-            assert (found.shape, found.dtype) == (like.shape, dtype)
 
 
 def test_nothing_is_drawn_from_the_global_generator():

@@ -239,12 +239,6 @@ def test_files_without_samples_are_rejected(run, points, tmp_path):
         assert code == 2
         assert expected in one_line(err)
 
-    refused(tmp_path / "nothing", "exist")
-    refused(tmp_path, "folder")
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    (broken / "samples.safetensors").write_bytes((points / "samples.safetensors").read_bytes()[:500])
-    refused(broken, "truncated")
     other = tmp_path / "other"
     other.mkdir()
     (other / "samples.safetensors").write_bytes((points / "samples.safetensors").read_bytes())
