@@ -27,7 +27,7 @@ def far_apart(a, b):
     return ((a - b).abs() / b.abs()).max()
 
 
-# ---- torch.compile (with the hooks kept in: tests/vad/test_compiling.py) ---------------------------------------------
+# ---- torch.compile (with the hooks kept in: tests/noise/test_compiling.py) -------------------------------------------
 
 
 def compiled(what, **options):
@@ -37,6 +37,14 @@ def compiled(what, **options):
 
 def test_field_compiles_to_one_graph(mlp, place):
     torch.testing.assert_close(compiled(mlp, fullgraph=True)(*place), mlp(*place))
+
+
+def test_sampler_step_compiles_to_one_graph(mlp, place):
+    def step(x, t, dt):
+        middle = x + dt / 2 * mlp(x, t)
+        return x + dt * mlp(middle, t + dt / 2)
+
+    torch.testing.assert_close(compiled(step, fullgraph=True)(*place, 0.1), step(*place, 0.1))
 
 
 def test_noise_works_on_a_network_that_was_compiled_before(place):
@@ -79,6 +87,13 @@ def test_training_under_autocast(mlp):
 
 
 # ---- torch.func ------------------------------------------------------------------------------------------------------
+
+
+def test_functional_call_takes_other_weights(mlp, place):
+    other = mlp_field(seed=1)
+    found = torch.func.functional_call(mlp, other.state_dict(), place)
+    assert torch.equal(found, other(*place))
+    assert not torch.equal(found, mlp(*place))
 
 
 def test_vmap_over_samples(mlp, place):
@@ -208,6 +223,17 @@ def test_a_copy_of_the_network_alone_is_the_plain_network(mlp, place):
     assert bool((fmwc.attach(plain, space=(2,)).moments(*place).var > 0).all())
 
 
+class Loss(nn.Module):
+    """A module whose forward is the loss, to be wrapped by DDP."""
+
+    def __init__(self, field):
+        super().__init__()
+        self.field = field
+
+    def forward(self, x1, seed):
+        return fmwc.elbo_loss(self.field, x1, seed=seed)
+
+
 def test_one_process_of_ddp_wraps_a_field(mlp, place, tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
@@ -215,5 +241,7 @@ def test_one_process_of_ddp_wraps_a_field(mlp, place, tmp_path):
         field = fmwc.attach(wrapped, space=(2,))
         assert torch.equal(field(*place), mlp(*place))
         assert bool((field.moments(*place).var > 0).all())
+        DistributedDataParallel(Loss(mlp))(torch.randn(8, 2), seed=0).backward()
+        assert all(torch.isfinite(p.grad).all() for p in mlp.parameters())
     finally:
         torch.distributed.destroy_process_group()
