@@ -7,7 +7,6 @@ itself (:mod:`fmwc.identity`), so that a modified checkpoint is refused.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ from fmwc.readers import (
     text,
     whole,
 )
-from fmwc.sampling import SCORES, Part, ReadWith, Reference, Schedule, Standard, read_times
+from fmwc.sampling import SCORES, Part, ReadWith, Reference, Standard
 from fmwc.sampling.confidence import CHANGED
 from fmwc.sampling.trajectory import DISPERSION, EVIDENCE, MOST, names_of, parsed
 
@@ -60,7 +59,7 @@ __all__ = [
     "update",
 ]
 
-FORMAT = 3  # format 1 has no hashes; format 2 stores its reference as tensors
+FORMAT = 3
 RECORD = "recipe.json"
 PART = 5_000_000  # maximum bytes per file of a quantised checkpoint, which is split so that a repository can store it
 LARGEST = 8 << 30  # maximum bytes per file
@@ -131,7 +130,6 @@ _REFERENCE_SCHEMA = record(
         "read_with": optional(
             record({"estimator": text(1000), "steps": whole(1, 10**6), "stepper": text(100), "times": _TIMES})
         ),
-        "setting": text(),  # `read_with` in format 2
         "parts": array(record({**_SCORES, "weight": number()}, _STANDARD), most=100),
         "checks": record({}, {name: schema for name, (schema, _) in _CHECKS.items()}),
         "reason": text(10_000),
@@ -151,11 +149,11 @@ _CHANNEL = record(
         "options": mapping(anything, 100),
     },
 )
+_NETWORK = record({"kind": text(1000), "config": optional(mapping(anything, 100))})
 _SCHEMA = record(
-    {"format": whole(1), "network": record({"kind": text(1000), "config": optional(mapping(anything, 100))})},
+    {"format": whole(FORMAT, FORMAT), "network": _NETWORK},
     {
         "files": mapping(text(64, "[0-9a-f]{64}"), 1000),
-        "parts": whole(1, 1000),
         "noise": record(
             {
                 "include": _NAMES,
@@ -169,7 +167,7 @@ _SCHEMA = record(
         "kl_factor": number(0),
         "space": mapping(_CHANNEL, 100),
         "recipe": mapping(anything, 1000),
-        "reference": anything,  # checked by _REFERENCE_SCHEMA; format 2 stores its numbers as tensors
+        "reference": anything,  # checked by _REFERENCE_SCHEMA
     },
     more=True,
 )
@@ -181,29 +179,19 @@ def about(path: str | Path) -> dict[str, Any]:
 
 
 def _open(path: str | Path) -> tuple[Path, dict[str, Any]]:
-    """Return the folder of a checkpoint and its record. For older formats, `files` is filled in."""
+    """Return the folder of a checkpoint and its record."""
     folder = folder_of(path)
     content: dict[str, Any] = read_json(folder / RECORD, _SCHEMA, error=CheckpointError)
-    if content["format"] > FORMAT:
-        raise CheckpointError(
-            f"{folder} has format {content['format']} and this fmwc reads up to {FORMAT}; upgrade fmwc"
-        )
-    if content["format"] > 1 and not (sealed(content) and content.get("files")):
+    if not (sealed(content) and content.get("files")):
         raise CheckpointError(f"{folder}/{RECORD} was changed after it was written; copy the checkpoint again")
-    content["files"] = content.get("files") or dict.fromkeys(_file_names(content.get("parts", 1)), "")
     return folder, content
 
 
 def identity(path: str | Path) -> str:
     """Return a hash of all that a checkpoint's samples and scores depend on: weights, noise, space and reference."""
-    folder, content = _open(path)
+    content = about(path)
     parts = ("network", "noise", "space", "reference")
-    return digest({"files": list(_hashes(folder, content).values()), **{name: content.get(name) for name in parts}})
-
-
-def _hashes(folder: Path, content: dict[str, Any]) -> dict[str, str]:
-    """Return the hash of each weights file; format 1 does not record them."""
-    return {name: hashed or digest_file(folder / name) for name, hashed in content["files"].items()}
+    return digest({"files": list(content["files"].values()), **{name: content.get(name) for name in parts}})
 
 
 def shipped() -> dict[str, Path]:
@@ -285,9 +273,7 @@ def update(path: str | Path, *, reference: Reference | None = None, **extra: Any
     weights = checksum({n: v for n, v in _read(folder, content).items() if not n.startswith(_REFERENCE)})
     if reference is not None:
         content["reference"] = describe_reference(_of_weights(reference, weights), "the reference")
-    new = {**content, "format": FORMAT, "files": _hashes(folder, content), **plain(extra)}
-    new.pop("parts", None)
-    write_json(folder / RECORD, seal(new))
+    write_json(folder / RECORD, seal({**content, **plain(extra)}))
     return folder / RECORD
 
 
@@ -438,13 +424,10 @@ def load(
 
 
 def _reference(folder: Path, described: Any, tensors: dict[str, Tensor]) -> Reference:
-    """Return the reference of a record. Format 2 stores its numbers as tensors and `read_with` as a line of text."""
+    """Return the reference of a record."""
     try:
         if described is None:
             raise CheckpointError("its score is not recorded")
-        if isinstance(described, Mapping) and "quantiles" not in described:
-            numbers = {n: _digits(v, "it") for n, v in tensors.items() if n in ("quantiles", "centre", "spread")}
-            described = {**described, **numbers}
         given = check(described, _REFERENCE_SCHEMA, "it", CheckpointError)
         return Reference(
             **_scores(given),
@@ -477,18 +460,9 @@ def _standard(given: Mapping[str, Any]) -> Standard | None:
 
 
 def _read_with(given: Mapping[str, Any]) -> ReadWith | None:
-    """Return the settings of the reference samples. Format 2 stores them as a line of text."""
-    if (made := given.get("read_with")) is not None:
-        return ReadWith(**{**made, "times": tuple(made["times"])})
-    if not (setting := given.get("setting")):
-        return None
-    match = re.fullmatch(r"(.+), (\d+) (\w+) steps, read at (.+)", setting)
-    if match is None:
-        raise CheckpointError(f"its setting cannot be read: '{setting:.200}'")
-    estimator, steps, stepper, read = match.groups()
-    times = [float(t) for t in read.strip("()[] ").replace(",", " ").split()]
-    schedule = Schedule.every(int(read)) if read.isdigit() else Schedule.at(times)
-    return ReadWith(estimator, int(steps), stepper, read_times(int(steps), schedule))
+    """Return the settings of the reference samples."""
+    made = given.get("read_with")
+    return None if made is None else ReadWith(**{**made, "times": tuple(made["times"])})
 
 
 def load_network(path: str | Path, *, device: torch.device | str = "cpu") -> Any:
@@ -516,7 +490,7 @@ def _read(folder: Path, content: dict[str, Any]) -> dict[str, Tensor]:
         if total > LARGEST_TOTAL:
             raise CheckpointError(f"the weights files of {folder} have more than {LARGEST_TOTAL:,} bytes in total")
         part, _ = read_safetensors(path, LARGEST, CheckpointError)
-        if wanted and digest_file(path) != wanted:
+        if digest_file(path) != wanted:
             raise CheckpointError(f"{path} is not the file that was saved (its hash differs); copy it again")
         tensors |= part
     for key in [key for key in tensors if key.endswith(_SCALE)]:

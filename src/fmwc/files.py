@@ -136,13 +136,13 @@ def read_tensors(path: Path, schema: Check, what: str) -> tuple[dict[str, Tensor
 
     Arguments:
         path: The file.
-        schema: The check of the description and its hash; it decides whether a file without a hash is accepted.
+        schema: The check of the description, with its hash.
         what: The expected kind of file, for messages.
     """
     try:
         tensors, metadata = read_safetensors(path, error=CheckpointError)
         about = check(parse_json(metadata.get(DESCRIPTION, ""), "its description"), schema, "its description")
-        if (seal := about.pop(SEAL, None)) and seal != digest_tensors(tensors, about):
+        if about.pop(SEAL) != digest_tensors(tensors, about):
             raise CheckpointError("its hash does not match its content")
     except FmwcError as error:
         raise CheckpointError(f"{shown(path)} is not {what}, or is truncated or modified ({error})") from error

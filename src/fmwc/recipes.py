@@ -29,7 +29,6 @@ from fmwc.training import Loss, TrainingConfig, fit_noise, train
 __all__ = [
     "ENDED",
     "LATER",
-    "RENAMED",
     "Progress",
     "Recipe",
     "data_of",
@@ -39,14 +38,11 @@ __all__ = [
     "fit_network",
     "fit_retrofit",
     "identity_of",
-    "literals_of",
     "override",
     "stage_progress",
     "take_flow",
     "train_stage",
 ]
-
-RENAMED = {"eightbit": "quantised"}  # names of fields in files and `--set`: names in the code
 
 R = TypeVar("R")
 
@@ -76,7 +72,7 @@ class Recipe(ABC):
     noise_lr = 1e-3
     noise_compiled = False
     enough = 1.0  # share of the steps that is sufficient if the time limit stops training
-    quantised = False  # round weights to 8-bit integers, as shipped, before the reference is fitted
+    eightbit = False  # round weights to 8-bit integers, as shipped, before the reference is fitted
     flow = ""  # a checkpoint whose flow is used instead of training one
 
     def __post_init__(self) -> None:
@@ -144,12 +140,6 @@ def data_of(recipe: Recipe) -> str:
     return fingerprint(*recipe.source())
 
 
-def literals_of(recipe: Any) -> dict[str, Any]:
-    """Return the fields of a recipe under the names used in files."""
-    names = {new: old for old, new in RENAMED.items()}
-    return {names.get(name, name): value for name, value in asdict(recipe).items()}
-
-
 # ---- overrides ---------------------------------------------------------------------------------------------------
 
 MOST = 1 << 30
@@ -187,7 +177,6 @@ def override(recipe: R, changes: Sequence[str], what: str = "recipe field") -> R
         key, sign, value = change.partition("=")
         if not sign:
             raise UsageError(f"--set takes key=value, got '{shown(change)[:100]}'")
-        key = RENAMED.get(key, key)
         if key not in known:
             raise UnknownNameError(nearest(shown(key)[:100], known, what))
         kind, parse, good = _READ[known[key]]
@@ -255,11 +244,11 @@ def finish(recipe: Recipe, field: Field, out: Path, clock: Clock, trained: dict[
         trained: The number of steps taken, which a time limit may have reduced, and of planned steps.
     """
     field.reference, metrics = recipe.reference(field)
-    literals = {k: v for k, v in literals_of(recipe).items() if k != "data"}  # a path on this machine
+    literals = {k: v for k, v in asdict(recipe).items() if k != "data"}  # a path on this machine
     save(
         field,
         out,
-        quantise=recipe.quantised,
+        quantise=recipe.eightbit,
         recipe={"name": recipe.name, **literals},
         data={"name": recipe.name, "fingerprint": data_of(recipe)},
         metrics=metrics,
@@ -276,7 +265,7 @@ def identity_of(recipe: Any, data: str, aside: Sequence[str] = ()) -> dict[str, 
         data: The fingerprint of the data; empty to leave it out.
         aside: Additional fields to leave out.
     """
-    fields = {k: v for k, v in literals_of(recipe).items() if k not in (*NEVER, *aside)}
+    fields = {k: v for k, v in asdict(recipe).items() if k not in (*NEVER, *aside)}
     if fields.get("flow"):
         fields["flow"] = identity(fields["flow"])
     return {"name": getattr(recipe, "name", ""), **fields, **({"data": data} if data else {})}
@@ -368,5 +357,5 @@ def stage_progress(progress: Progress | None, stage: str, total: int) -> Callabl
 
 def _round(recipe: Recipe, module: nn.Module) -> None:
     """Round weights if they are shipped quantised, so that everything after training uses the shipped values."""
-    if recipe.quantised:
+    if recipe.eightbit:
         round_weights(module)

@@ -86,9 +86,8 @@ class Retrofit:
     conventions: bool = True
 
     def about(self) -> dict[str, Any]:
-        """Return the options to record. Newer options are omitted at their defaults, so that older runs resume."""
-        newer = {"pairs": "independent", "conventions": True}
-        return {name: value for name, value in vars(self).items() if name not in newer or value != newer[name]}
+        """Return the options to record."""
+        return dict(vars(self))
 
     def check(self) -> None:
         """Raise if an option is out of range."""

@@ -22,7 +22,7 @@ from fmwc.files import MANIFEST
 from fmwc.flow import FlatTorus
 from fmwc.quantise import round_weights
 from fmwc.randomness import Stream, derive
-from fmwc.recipes import fit, fit_joint, fit_network, literals_of
+from fmwc.recipes import fit, fit_joint, fit_network
 from fmwc.sampling import SamplingConfig, Schedule, read_with
 from tests.options import reader, when
 from tests.recipes.conftest import CPU, identical, weights
@@ -274,8 +274,8 @@ def test_weights_are_quantised(fitted):
         assert kinds[name] == (torch.int8 if value.ndim > 1 else value.dtype)
 
 
-def test_weights_are_not_rounded_without_quantised(tmp_path):
-    recipe = dataclasses.replace(TINY, quantised=False, references=8)
+def test_weights_are_not_rounded_without_eightbit(tmp_path):
+    recipe = dataclasses.replace(TINY, eightbit=False, references=8)
     field = fit(recipe, tmp_path / "model", CPU)
     before = weights(field)
     assert identical(weights(load(tmp_path / "model")), before)
@@ -286,7 +286,7 @@ def test_weights_are_not_rounded_without_quantised(tmp_path):
 def test_the_record_says_how_it_was_made(fitted):
     recipe, _, out = fitted
     record = about(out)
-    made = {k: v for k, v in literals_of(recipe).items() if k != "data"}
+    made = {k: v for k, v in dataclasses.asdict(recipe).items() if k != "data"}
     assert record["recipe"] == {"name": "crystals", **made}
     assert "prototypes" not in json.dumps(record)
 

@@ -6,7 +6,7 @@ from fmwc.checkerboard.recipe import PRESETS as BOARD
 from fmwc.crystals.recipe import PRESETS as CRYSTALS
 from fmwc.errors import FmwcError
 from fmwc.mnist.recipe import PRESETS as MNIST
-from fmwc.recipes import literals_of, override
+from fmwc.recipes import override
 
 RECIPES = [BOARD["quick"], MNIST["quick"], CRYSTALS["quick"]]
 
@@ -33,10 +33,3 @@ def test_valid_overrides_are_applied():
     for recipe in RECIPES:
         made = override(recipe, ["lr=1e-4", "iterations=1_000", "seed=-3", "warmup=0"])
         assert (made.lr, made.iterations, made.seed, made.warmup) == (1e-4, 1000, -3, 0.0)
-
-
-def test_old_option_names_are_read_and_recorded():
-    made = override(CRYSTALS["recommended"], ["eightbit=false"])
-    assert not made.quantised
-    assert literals_of(made)["eightbit"] is False
-    assert literals_of(made).keys() == literals_of(CRYSTALS["paper"]).keys()

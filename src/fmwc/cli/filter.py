@@ -195,8 +195,6 @@ def read_certificate(path: Path, population: dict[str, Any]) -> RiskCertificate:
     """Read a certificate; raise unless it was made for samples drawn and scored in the same way."""
     path = path / CERTIFICATE if path.is_dir() else path
     content = parse_json(read_text(path, MEBIBYTE), str(path))
-    if isinstance(content, dict) and "format" not in content and "threshold" in content:
-        raise UsageError(f"{path} was written by an older fmwc and does not say which samples it is for; make it again")
     content = check(content, _CERTIFICATE, f"{path} is not a certificate that fmwc filter wrote")
     if not sealed(content):
         raise DataError(f"{path} was changed after it was written; make it again")

@@ -27,7 +27,6 @@ FAILED = (BAD, "misplaced")  # columns that are true for failed samples; other c
 TABLES = ("judged.csv", "judged.parquet", "samples.csv")  # of a folder, in order of preference
 VALUES = {"1": 1.0, "true": 1.0, "1.0": 1.0, "0": 0.0, "false": 0.0, "0.0": 0.0, "": np.nan, "nan": np.nan}
 SUFFIXES = (".cif", ".extxyz", ".xyz", ".vasp", ".poscar")  # judged structures are named after their files
-RENAMED = {"taken_for": "predicted", "as_asked": "correct"}  # columns of tables that older versions wrote
 SHOWN = 3  # names in a message
 COMPARISONS: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {
     "<=": operator.le,
@@ -186,7 +185,7 @@ def read_labels(options: Filter, names: Sequence[str], table: Table | None) -> L
     if source and criterion.column:
         raise DataError(f"--labels {shown(source)[:100]} is not a file")
     columns = [*table] if table else []
-    column = _current(source or criterion.column, columns)
+    column = source or criterion.column
     if table is None or column not in columns:
         choice = f", nor a column of the samples' table ({_listed(columns)})" if columns else ""
         raise DataError(f"--labels {shown(column)[:100]} is not a file{choice}")
@@ -220,12 +219,6 @@ def _file_of(path: Path) -> Path:
     raise DataError(f"{shown(path)} holds no table of labels; give a file, or a folder that fmwc judge --out wrote")
 
 
-def _current(name: str, columns: Sequence[str]) -> str:
-    """Return the name of a column in a table. The name or the table may be from an older version."""
-    others = [old if name == new else new for old, new in RENAMED.items() if name in (old, new)]
-    return next((other for other in others if name not in columns and other in columns), name)
-
-
 def _from_file(path: Path, names: Sequence[str], own: Table | None, criterion: Criterion) -> Labels:
     rows = _rows(path)
     head = [cell.strip() for cell in rows[0]] if rows else []
@@ -256,7 +249,7 @@ def _from_file(path: Path, names: Sequence[str], own: Table | None, criterion: C
 
 def _with_column(path: Path, head: list[str], criterion: Criterion) -> tuple[Criterion, str]:
     """Return the criterion with the name of its column in a table, and a note if the column is a judge's verdict."""
-    if column := _current(criterion.column, head):
+    if column := criterion.column:
         if column not in head:
             raise DataError(f"{path} has no column '{shown(column)[:60]}'; its columns are {_listed(head)}")
         return criterion._replace(column=column), ""

@@ -163,7 +163,7 @@ class RunRecord:
 
     @classmethod
     def read(cls, made: dict[str, Any], checkpoint: str = "") -> RunRecord:
-        """Read the record of a run; fields that only newer versions know are ignored.
+        """Read the record of a run; other entries are ignored.
 
         Arguments:
             made: :attr:`fmwc.Trajectory.made`.
@@ -176,9 +176,8 @@ class RunRecord:
         return cls(**{**known, **({"checkpoint": checkpoint} if checkpoint else {})})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields by name. Newer fields are left out if empty: older runs and certificates lack them."""
-        newer = ("checked", "controls")
-        return {name: value for name, value in asdict(self).items() if name not in newer or value}
+        """Return the fields by name."""
+        return asdict(self)
 
     def made(self) -> dict[str, Any]:
         """Return the record as :attr:`fmwc.Trajectory.made` holds it, with the full path of a checkpoint folder."""

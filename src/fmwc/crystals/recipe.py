@@ -67,7 +67,7 @@ class Mp20(Recipe):
     precision: str = "bf16"  # on a GPU
     compiled: bool = True
     noise_compiled: bool = True
-    quantised: bool = True
+    eightbit: bool = True
     stratified: bool = True  # batches of equal size, as captured graphs require
     save_every: int = 5_000
     minutes: float = 0.0  # time limit of training; 0 for none

@@ -196,24 +196,16 @@ _ABOUT = record(
         "units": mapping(number(0, open_low=True), 100),
         "rows": mapping(_row_of, 100),
         "layers": array(text(1000), most=100_000),
+        SEAL: text(64),
     },
     {
         "within": text(1000),
         "standardised_by": choice("checkpoint", "run"),
         "without": text(10_000),
         "made": mapping(anything, 100),
-        SEAL: text(64),
     },
     more=True,
 )
-
-
-def _described(value: Any, where: str) -> Any:
-    """Check the description of a run. Only files of older versions, which name no checkpoint, may lack a hash."""
-    about = _ABOUT(value, where)
-    if (about.get("made") or {}).get("identity") and SEAL not in about:
-        raise CheckpointError("its hash is missing")
-    return about
 
 
 class _Shape(NamedTuple):
@@ -269,7 +261,7 @@ _KINDS = {"float": (torch.float32, torch.float64), "int": (torch.int64,)}
 def load_run(path: Path) -> Trajectory:
     """Read a file written by :meth:`Trajectory.save`; raise if it is not a run or was modified."""
     path = path / "samples.safetensors" if path.is_dir() else path
-    tensors, about = read_tensors(path, _described, "a samples file of fmwc")
+    tensors, about = read_tensors(path, _ABOUT, "a samples file of fmwc")
     try:
         return _run_of(tensors, about)
     except FmwcError as error:
