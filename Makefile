@@ -15,7 +15,7 @@ install: .venv/installed
 	touch $@
 
 demo: install
-	$(BIN)/fmwc demo
+	$(BIN)/fmwc demo --force
 
 # All tests but those of networks of other libraries (make test-interop). Three processes, because many tests wait for others.
 test: install lint docs

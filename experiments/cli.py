@@ -25,12 +25,10 @@ from fmwc.cli.verbs import (
     say,
 )
 from fmwc.errors import UsageError
-from fmwc.files import claimed, write_json
+from fmwc.files import fresh, locked, moved, write_json
 from fmwc.progress import sampling_bar
 from fmwc.registry import DOMAINS
 
-SCREENED = ("samples.safetensors", "*.npz", "judged-*.json", "numbers.json")
-PREDICTED = ("draws/*.safetensors", "matches/*.json", "numbers.json")
 CheckpointName = Annotated[str, typer.Option(help="A shipped name or a folder; default: the shipped weights.")]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -75,9 +73,8 @@ def reproduce(
         )
     sizes = {"count": count or chosen.reproduced, "draws": draws or chosen.draws}
     numbers, folder = _seeds(seeds or chosen.seeds), out or Path("runs") / experiment
-    results = ("cells/*.json", "pieces/*.json", "models/*.safetensors", "draws/*.safetensors")
     where = pick_device(device)
-    with claimed(folder, "reproduce", adds=results):
+    with locked(folder):
         chosen.reproduce(recipe, folder, where, numbers, **sizes, only=only)
         for path in [] if only else chosen.tables(folder):
             say(f"wrote {path}")
@@ -162,7 +159,7 @@ def predict_draw(
         "seed": seed,
     }
     field = fmwc.load(checkpoint, device=pick_device(device))
-    with claimed(out, "predict", adds=PREDICTED):
+    with locked(out):
         written = draw(field, out, checkpoint=checkpoint, data=data, split=split, say=say_on_stderr, **options)
     print_written(written)
 
@@ -187,7 +184,7 @@ def predict_match(
     from fmwc.provenance import Clock, pick_device, provenance
 
     clock = Clock(where := pick_device("cpu"))
-    with claimed(folder, "predict", adds=PREDICTED):
+    with locked(folder):
         model = "" if judge == "none" else judge
         numbers = match(folder, data=data, model=model, jobs=jobs, say=say_on_stderr)
         numbers["provenance"] = provenance(where, clock.seconds, judge=judge)
@@ -219,7 +216,7 @@ def screen(
     from fmwc.provenance import Clock, pick_device, provenance
 
     clock = Clock(where := pick_device("cpu"))
-    with claimed(folder, "screen", adds=SCREENED):
+    with locked(folder):
         if relax:
             complete(folder, relax, steps, data=data, model=judge, jobs=jobs, say=say_on_stderr)
         numbers = run(folder, data=data, model=judge, say=say_on_stderr)
@@ -252,7 +249,7 @@ def control(
 
     where = pick_device(device)
     clock, field = Clock(where), fmwc.load(checkpoint, device=where)
-    with claimed(out, "control", adds=("draws/*.safetensors", "numbers.json")):
+    with locked(out):
         numbers = controlled(field, out, count=count, pool=pool, seed=seed, model=judge, say=say_on_stderr)
         about = provenance(where, clock.seconds, count=count, pool=pool, seed=seed, judge=judge)
         written = write_json(out / "numbers.json", {"checkpoint": checkpoint, **numbers, "provenance": about})
@@ -310,7 +307,7 @@ def study(
     changes = [change for part in sizes or [] for change in part.split(",")]
     field = fmwc.load(checkpoint or chosen.name, device=pick_device(device))
     studied = chosen.with_field(field, data, changes)
-    with claimed(out, "study", adds=("pieces/*.json", "draws/*.safetensors")):
+    with locked(out):
         complete = run(studied, out, seeds=numbers, only=only, say=say_on_stderr) is not None
         written = write_study(out) if complete else [out / "draws"]
     print_written(written)
@@ -354,11 +351,12 @@ def bench(
     options: dict[str, Any] = {"count": count, "steps": steps, "rounds": rounds, "minutes": minutes, "only": only}
     options |= {"tf32": tf32, "say": say_on_stderr}
     written = []
-    with claimed(out, "bench", force=force):
+    with fresh(out, force=force) as place:
         for domain in domains:
             field = fmwc.load(domain.name, device=pick_device(device))
             say_on_stderr(f"{domain.name}:")
-            written += write_costs(out, domain.name, measure(domain, field, **options))
+            written += write_costs(place, domain.name, measure(domain, field, **options))
+    written = moved(written, place, out)
     for path in written[1::2]:
         say(path.read_text())
     print_written(written)

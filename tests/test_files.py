@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fmwc.errors import NotFiniteError, OutputError
-from fmwc.files import LOCK, MANIFEST, WORK, claimed, write_bytes, write_json, write_text
+from fmwc.files import KEPT, LOCK, RUN, WORK, fresh, locked, moved, resumed, write_bytes, write_json, write_text
 
 
 def test_write_text_and_json(tmp_path):
@@ -72,225 +73,198 @@ def test_the_umask_is_respected(tmp_path, mask):
     assert path.stat().st_mode & 0o777 == 0o666 & ~mask
 
 
-# ---- claimed folders ------------------------------------------------------------------------------------------------
+# ---- folders that appear at the end ----------------------------------------------------------------------------------
 
 
 def names(folder):
     return {p.relative_to(folder).as_posix() for p in folder.rglob("*")}
 
 
-def fill(folder, *files, **options):
-    with claimed(folder, options.pop("by", "draw"), **options) as found:
+def fill(path, *files, **options):
+    with fresh(path, **options) as folder:
         for name in files:
             write_text(folder / name, name)
-    return found
 
 
-def interrupted(folder):
-    """Leave an unfinished run of seed 1 in a folder."""
-
+def fails(path, error, **options):
     def run():
-        with claimed(folder, "draw", {"seed": 1}, resumes=True) as claim:
-            write_text(claim.work / "half", "half")
-            raise KeyboardInterrupt
+        with fresh(path, **options) as folder:
+            write_text(folder / "half", "half")
+            raise error
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(type(error)):
         run()
 
 
-def test_claimed_folders_must_be_empty_and_list_their_files(tmp_path):
+def test_a_folder_appears_when_it_is_complete(tmp_path):
     out = tmp_path / "a" / "b"
-    found = fill(out, "x.txt", "deep/y.txt")
-    assert found.finished
-    assert names(out) == {"x.txt", "deep", "deep/y.txt", MANIFEST}
-    with pytest.raises(OutputError, match=r"is not empty .* nothing in it was changed; .*--force") as raised:
-        fill(out, "z.txt")
-    assert "\n" not in str(raised.value)
-    assert names(out) == {"x.txt", "deep", "deep/y.txt", MANIFEST}
-    with pytest.raises(OutputError, match="is a file"):
-        fill(out / "x.txt", "z.txt")
+    with fresh(out) as folder:
+        written = write_text(folder / "deep" / "x.txt", "x")
+        assert not out.exists()
+    assert moved([written], folder, out) == [out / "deep" / "x.txt"]
+    assert names(tmp_path) == {"a", "a/b", "a/b/deep", "a/b/deep/x.txt"}
 
 
-def test_force_deletes_only_files_of_the_earlier_run(tmp_path):
-    fill(tmp_path, *(f"cif/{i}.cif" for i in range(5)), "samples.csv")
-    (tmp_path / "cif" / "mine.cif").write_text("mine")
-    (tmp_path / "notes.txt").write_text("mine")
-    fill(tmp_path, *(f"cif/{i}.cif" for i in range(2)), "samples.csv", force=True)
-    assert names(tmp_path) == {"cif", "cif/0.cif", "cif/1.cif", "cif/mine.cif", "notes.txt", "samples.csv", MANIFEST}
-
-
-def test_again_replaces_only_files_of_the_same_command(tmp_path):
-    fill(tmp_path, "page.html", "old.png", again=True)
-    (tmp_path / "notes.txt").write_text("mine")
-    fill(tmp_path, "page.html", again=True)
-    assert names(tmp_path) == {"page.html", "notes.txt", MANIFEST}
-    with pytest.raises(OutputError, match=r"notes\.txt was not written by fmwc draw and was not changed"):
-        fill(tmp_path, "page.html", "notes.txt", again=True)
-    assert (tmp_path / "notes.txt").read_text() == "mine"
-    with pytest.raises(OutputError, match="holds an unfinished fmwc draw and was not changed"):
-        fill(tmp_path, "page.html", by="other", again=True)
-
-
-def test_folders_without_a_manifest_are_not_touched(tmp_path):
-    (tmp_path / ".fmwc-demo").write_text("")
-    (tmp_path / "work.txt").write_text("mine")
-    with pytest.raises(OutputError, match="not empty"):
-        fill(tmp_path, "page.html", again=True)
-    assert names(tmp_path) == {".fmwc-demo", "work.txt"}
-
-
-@pytest.mark.parametrize("name", ["../victim.txt", "/victim.txt", "a/../../victim.txt", MANIFEST, "", 3, None])
-def test_forged_manifests_cannot_delete_files_elsewhere(tmp_path, name):
-    out, victim = tmp_path / "out", tmp_path / "victim.txt"
-    victim.write_text("mine")
-    fill(out, "a.txt")
-    head = json.loads((out / MANIFEST).read_text().splitlines()[0]) | {"finished": False, "before": [name]}
-    (out / MANIFEST).write_text(json.dumps(head) + "\n" + json.dumps({"file": name}) + "\n" + '{"file": "a.txt"}\n')
-    fill(out, "b.txt")
-    assert victim.read_text() == "mine"
-    assert names(out) == {"b.txt", MANIFEST}
-
-
-def test_an_unfinished_run_is_resumed_with_its_identity_and_no_other(tmp_path):
-    interrupted(tmp_path)
-    assert (tmp_path / WORK / "half").exists()
-    with pytest.raises(OutputError, match=r"unfinished fmwc draw \(seed: 1 before, 2 now\) and was not changed"):
-        fill(tmp_path, identity={"seed": 2}, resumes=True)
-    with claimed(tmp_path, "draw", {"seed": 1}, resumes=True) as folder:
-        assert folder.resumed
-        assert (folder.work / "half").read_text() == "half"
-        write_text(tmp_path / "whole", "whole")
-    assert names(tmp_path) == {"whole", MANIFEST}
-    with claimed(tmp_path, "draw", {"seed": 1}, resumes=True) as folder:
-        assert folder.finished
-
-
-def test_runs_that_fail_before_writing_leave_no_files(tmp_path):
-    with pytest.raises(ValueError, match="wrong"), claimed(tmp_path / "a" / "b", "draw"):
-        raise ValueError("wrong")
+@pytest.mark.parametrize("error", [ValueError(), KeyboardInterrupt()], ids=["error", "Ctrl-C"])
+def test_nothing_is_left_after_an_error(tmp_path, error):
+    fails(tmp_path / "a" / "b", error)
     assert names(tmp_path) == set()
+    fill(tmp_path / "out", "x.txt")
+    fails(tmp_path / "out", error, force=True)
+    assert names(tmp_path) == {"out", "out/x.txt"}
+
+
+def test_a_folder_that_is_not_empty_is_only_replaced_with_force(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    fill(out, "x.txt")  # an empty folder is replaced
+    with pytest.raises(OutputError, match="not empty"):
+        fill(out, "y.txt")
+    assert names(tmp_path) == {"out", "out/x.txt"}
+    fill(out, "y.txt", force=True)
+    assert names(tmp_path) == {"out", "out/y.txt"}
+    with pytest.raises(OutputError, match="file"):
+        fill(out / "y.txt", "z.txt", force=True)
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_checkpoints_campaigns_and_repositories_are_never_replaced(tmp_path, name):
+    write_text(tmp_path / "out" / name, "mine")
+    with pytest.raises(OutputError, match=re.escape(name)):
+        fill(tmp_path / "out", "x.txt", force=True)
+    assert names(tmp_path) == {"out", f"out/{name}"}
+
+
+def test_the_current_folder_is_never_replaced(tmp_path, monkeypatch):
+    (tmp_path / "mine" / "here").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "mine" / "here")
+    for out in ("..", tmp_path / "mine"):
+        with pytest.raises(OutputError, match="cannot be replaced"):
+            fill(Path(out), "x.txt", force=True)
+    assert names(tmp_path) == {"mine", "mine/here"}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs links")
+def test_links_are_not_followed(tmp_path):
+    victim, out = tmp_path / "victim", tmp_path / "out"
+    write_text(victim / "thesis.tex", "mine")
+    for name in (".out.fmwc-tmp", ".out.fmwc-old"):
+        (tmp_path / name).symlink_to(victim)
+    fill(out, "x.txt")
+    (out / "link").symlink_to(victim)
+    fill(out, "x.txt", force=True)
+    (tmp_path / "other").symlink_to(victim)
+    for call in (lambda: fill(tmp_path / "other", "x.txt", force=True), lambda: locked(tmp_path / "other").__enter__()):
+        with pytest.raises(OutputError, match="link"):
+            call()
+    assert names(tmp_path) == {"victim", "victim/thesis.tex", "out", "out/x.txt", "other"}
 
 
 HOLD = """
 import sys, time
-from fmwc.files import claimed
-with claimed(sys.argv[1], "draw", resumes=True):
+from fmwc.files import fresh
+with fresh(sys.argv[1]) as folder:
+    (folder / "half").write_text("half")
     print("held", flush=True)
     time.sleep(60)
 """
 
 
-def test_two_runs_cannot_write_to_one_folder_and_the_owner_is_named(tmp_path):
-    with subprocess.Popen([sys.executable, "-c", HOLD, tmp_path / "out"], stdout=subprocess.PIPE) as other:
+def test_a_killed_run_leaves_a_temporary_folder_which_the_next_run_deletes(tmp_path):
+    out = tmp_path / "out"
+    with subprocess.Popen([sys.executable, "-c", HOLD, out], stdout=subprocess.PIPE) as other:
         try:
             assert other.stdout.readline() == b"held\n"
-            with pytest.raises(OutputError, match=rf"is in use by process {other.pid} on .*; wait for it, or choose"):
-                fill(tmp_path / "out", "a.txt")
+            with pytest.raises(OutputError, match="in use"):
+                fill(out, "a.txt")
         finally:
             other.send_signal(signal.SIGKILL)
-    fill(tmp_path / "out", "a.txt")  # a killed run holds no lock
-    assert names(tmp_path / "out") == {"a.txt", MANIFEST}
-
-
-def test_a_claim_within_a_claim_is_listed_in_both(tmp_path):
-    def run(force):
-        with claimed(tmp_path, "demo", again=True):
-            fill(tmp_path / "model", "weights", by="train", force=force)
-            write_text(tmp_path / "page.html", "page")
-
-    run(force=False)
-    assert names(tmp_path) == {"model", "model/weights", f"model/{MANIFEST}", "page.html", MANIFEST}
-    run(force=True)
-    assert names(tmp_path) == {"model", "model/weights", f"model/{MANIFEST}", "page.html", MANIFEST}
-    with claimed(tmp_path, "demo", again=True):
-        write_text(tmp_path / "page.html", "page")
-    assert names(tmp_path) == {"page.html", MANIFEST}
-
-
-def test_results_are_added_to_and_nothing_is_deleted(tmp_path):
-    adds = {"by": "study", "adds": ("pieces/*.json",)}
-    fill(tmp_path, "pieces/1.json", **adds)
-    fill(tmp_path, "pieces/2.json", **adds)
-    assert names(tmp_path) == {"pieces", "pieces/1.json", "pieces/2.json", MANIFEST}
-    copied = tmp_path / "copied"
-    (copied / "pieces").mkdir(parents=True)
-    (copied / "pieces" / "1.json").write_text("1")
-    fill(copied, "pieces/2.json", **adds)  # by its name, if the manifest was not copied
-    assert names(copied) == {"pieces", "pieces/1.json", "pieces/2.json", MANIFEST}
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "mine.txt").write_text("mine")
-    with pytest.raises(OutputError, match="not empty"):
-        fill(tmp_path / "other", "pieces/2.json", **adds)
+    assert not out.exists()
+    assert ".out.fmwc-tmp/half" in names(tmp_path)
+    fill(out, "a.txt")
+    assert names(tmp_path) == {"out", "out/a.txt"}
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_cannot_be_written_to_is_refused_before_any_work(tmp_path):
     tmp_path.chmod(0o500)
-    with pytest.raises(OutputError, match="cannot be"), claimed(tmp_path / "out", "draw"):
+    with pytest.raises(OutputError, match="cannot be"), fresh(tmp_path / "out"):
         pytest.fail("work began")
 
 
 @pytest.mark.parametrize("path", ["/proc/none/out", "/dev/null/out", "a\0b"])
-def test_a_folder_that_cannot_be_made_is_refused_before_any_work(path):
-    with pytest.raises(OutputError, match=r"cannot be|is a file") as raised, claimed(Path(path), "draw"):
+@pytest.mark.parametrize("claim", [fresh, locked])
+def test_a_folder_that_cannot_be_made_is_refused_before_any_work(claim, path):
+    with pytest.raises(OutputError) as raised, claim(Path(path)):
         pytest.fail("work began")
     assert "\n" not in str(raised.value)
 
 
-def test_temporary_files_of_killed_runs_are_cleared_and_others_stay(tmp_path):
-    fill(tmp_path, "cif/a.cif")
-    for name in (".fmwc-tmp-0123456789ab", "cif/.fmwc-tmp-0123456789ab", ".fmwc-tmp-mine"):
-        (tmp_path / name).write_text("half")
-    fill(tmp_path, "cif/a.cif", force=True)
-    assert names(tmp_path) == {"cif", "cif/a.cif", ".fmwc-tmp-mine", MANIFEST}
-    assert not (tmp_path / LOCK).exists()
+# ---- folders that resume ---------------------------------------------------------------------------------------------
+
+
+def interrupted(path, error=KeyboardInterrupt):
+    """Leave an unfinished run of seed 1 in a folder."""
+
+    def run():
+        with resumed(path, {"seed": 1}) as folder:
+            write_text(folder.work / "half", "half")
+            raise error
+
+    with pytest.raises(error):
+        run()
+
+
+def test_an_interrupted_run_is_resumed_with_its_identity_and_no_other(tmp_path):
+    interrupted(tmp_path)
+    with pytest.raises(OutputError, match="seed"), resumed(tmp_path, {"seed": 2}):
+        pytest.fail("work began")
+    with resumed(tmp_path, {"seed": 1}) as folder:
+        assert not folder.finished
+        assert (folder.work / "half").read_text() == "half"
+        write_text(tmp_path / "whole", "whole")
+    assert names(tmp_path) == {"whole", RUN}
+    with resumed(tmp_path, {"seed": 1}) as folder:
+        assert folder.finished
+    with resumed(tmp_path, {"seed": 2}, force=True) as folder:
+        assert not folder.finished
+        assert names(tmp_path) == {RUN, LOCK}
+
+
+def test_a_run_that_resumes_does_not_write_between_other_files(tmp_path):
+    write_text(tmp_path / "notes.txt", "mine")
+    with pytest.raises(OutputError, match="not empty"), resumed(tmp_path, {"seed": 1}):
+        pytest.fail("work began")
+    assert names(tmp_path) == {"notes.txt"}
+
+
+def test_a_run_that_fails_at_once_or_diverges_leaves_nothing(tmp_path):
+    interrupted(tmp_path / "a" / "b", NotFiniteError)
+    with pytest.raises(ValueError, match="wrong"), resumed(tmp_path / "c", {"seed": 1}):
+        raise ValueError("wrong")
+    assert names(tmp_path) == set()
+
+
+def test_two_runs_cannot_fill_one_folder(tmp_path):
+    with locked(tmp_path), pytest.raises(OutputError, match="in use"), resumed(tmp_path, {"seed": 1}):
+        pytest.fail("work began")
+    assert names(tmp_path) == set()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs links")
-@pytest.mark.parametrize("where", ["stale", "before", "file"])
-def test_nothing_is_deleted_through_a_link(tmp_path, where):
-    out, victim = tmp_path / "out", tmp_path / "victim"
-    victim.mkdir()
-    (victim / "thesis.tex").write_text("mine")
-    (victim / ".fmwc-tmp-0123456789ab").write_text("mine")
-    out.mkdir()
-    (out / "d").symlink_to(victim)
-    head = {"by": "draw", "identity": None, "finished": where == "stale", where: ["d/thesis.tex"]}
-    files = '{"file": "d/thesis.tex"}\n' if where == "file" else ""
-    (out / MANIFEST).write_text(json.dumps(head) + "\n" + files)
-    for options in ({}, {"again": True}, {"force": True}):
-        try:
-            fill(out, "a.txt", **options)
-        except OutputError:
-            continue
-    assert {p.name for p in victim.iterdir()} == {"thesis.tex", ".fmwc-tmp-0123456789ab"}
+@pytest.mark.parametrize("name", [RUN, WORK])
+def test_planted_links_are_refused(tmp_path, name):
+    (tmp_path / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OutputError, match="link"), resumed(tmp_path, {"seed": 1}, force=True):
+        pytest.fail("work began")
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a fifo")
-def test_a_manifest_that_is_not_a_file_is_refused(tmp_path):
-    os.mkfifo(tmp_path / MANIFEST)
-    with pytest.raises(OutputError, match="device, pipe or socket, not a file"):
-        fill(tmp_path, "a.txt")
-    assert names(tmp_path) == {MANIFEST}
-
-
-def test_an_interrupted_run_is_resumed_beside_files_of_others(tmp_path):
-    interrupted(tmp_path)
-    (tmp_path / "notes.txt").write_text("mine")
-    with claimed(tmp_path, "draw", {"seed": 1}, resumes=True) as folder:
-        assert folder.resumed
-    assert names(tmp_path) == {"notes.txt", MANIFEST}
-
-
-def test_a_run_that_diverged_leaves_nothing_to_resume(tmp_path):
-    def diverges():
-        with claimed(tmp_path / "out", "train", {"lr": 9}, resumes=True) as folder:
-            write_text(folder.work / "half", "half")
-            raise NotFiniteError("the loss is NaN")
-
-    with pytest.raises(NotFiniteError):
-        diverges()
-    assert names(tmp_path) == set()
+def test_temporary_files_of_killed_runs_are_deleted_and_others_stay(tmp_path):
+    for name in (".fmwc-tmp-0123456789ab", "cif/.fmwc-tmp-0123456789ab", ".fmwc-tmp-mine"):
+        write_text(tmp_path / name, "half")
+    with locked(tmp_path):
+        pass
+    assert names(tmp_path) == {"cif", ".fmwc-tmp-mine"}
 
 
 def test_a_full_disk_names_the_file(tmp_path, monkeypatch):

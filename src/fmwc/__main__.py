@@ -60,7 +60,7 @@ def main(module: str = "fmwc.cli", name: str = "fmwc") -> None:
         raise
     except KeyboardInterrupt as stop:
         number, reason = (stop.number, str(stop)) if isinstance(stop, Interrupted) else (signal.SIGINT, "Ctrl-C")
-        code = _report(stop, f"interrupted ({reason}); run the same command again to resume", 128 + number, debug)
+        code = _report(stop, f"interrupted ({reason}); run the same command again", 128 + number, debug)
     except BrokenPipeError:  # for example with `| head`: not an error, but nothing more can be printed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 128 + SIGPIPE

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -165,10 +164,9 @@ class Domain(ABC):
         """Return whether samples are written batch by batch. Small runs and runs ranked as a whole are not."""
         if self.large is None or count <= self.large:
             return False
-        config = replace(options.get("config", SamplingConfig()), parts=None)
         if options.get("confidence", self) is None:
             return True
-        return not self.draw(field, 1, 0, None, label, **{**options, "config": config}).withheld
+        return not self.draw(field, 1, 0, None, label, **options).withheld
 
     def _options(
         self, field: Field, count: int, seed: int, label: int | None, options: dict[str, Any]
@@ -431,10 +429,6 @@ class ShippedDomain(Domain):
     def require_judge(self, field: Field) -> None:
         """Raise if the field's samples cannot be judged; called before anything is written."""
         return
-
-    def judge_settings(self) -> dict[str, Any]:
-        """Return what the judge depends on and the options of a command do not say, such as known structures."""
-        return {}
 
     @abstractmethod
     def judge(self, trajectory: Trajectory) -> np.ndarray:

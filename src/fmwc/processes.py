@@ -21,11 +21,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fmwc.errors import MismatchError, StoppedError, UsageError
-from fmwc.files import Folder, claimed
+from fmwc.files import Folder, resumed
 from fmwc.identity import digest
 from fmwc.provenance import pick_device
 
-__all__ = ["Processes", "claimed_by_first", "first_before_others", "joined", "reports_errors"]
+__all__ = ["Processes", "first_before_others", "joined", "reports_errors", "resumed_by_first"]
 
 ENVIRONMENT = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # set by torchrun
 # The other processes wait while the first one draws samples and fits the reference. If a process ends, connections
@@ -138,23 +138,19 @@ def joined(name: str) -> Iterator[torch.device]:
 
 
 @contextmanager
-def claimed_by_first(path: Path, by: str, identity: Mapping[str, Any], *, force: bool) -> Iterator[Folder]:
-    """Claim a folder that resumes (:func:`fmwc.files.claimed`) in the first process.
+def resumed_by_first(path: Path, identity: Mapping[str, Any], *, force: bool) -> Iterator[Folder]:
+    """Own a folder that resumes (:func:`fmwc.files.resumed`) in the first process.
 
     The other processes get a folder that they only read. At the end, they wait until the first one has finished it.
     """
     processes = Processes()
     processes.agree(identity, "start them with the same command, files and versions")
     if processes.first:
-        with claimed(
-            path, by, identity, force=force, resumes=True
-        ) as folder:  # after an error, the others lose contact
+        with resumed(path, identity, force=force) as folder:  # after an error, the others lose contact
             processes.first_says(folder.finished)
             yield folder
     else:
-        folder = Folder(path, by, identity)
-        folder.finished = processes.first_says(False)
-        yield folder
+        yield Folder(path, processes.first_says(False))
     processes.wait()
 
 

@@ -18,7 +18,7 @@ from fmwc.errors import CheckpointError, StoppedError, UnknownNameError, UsageEr
 from fmwc.field import Field, attach
 from fmwc.files import write_text
 from fmwc.flow import Space, elbo_loss, flow_matching_loss
-from fmwc.processes import Processes, claimed_by_first
+from fmwc.processes import Processes, resumed_by_first
 from fmwc.provenance import Clock, provenance, runtime
 from fmwc.quantise import round_weights
 from fmwc.randomness import Stream, derive
@@ -222,7 +222,7 @@ def fit(
         raise UsageError("joint training starts from new weights; leave out flow, or use method=retrofit")
     about = {**identity_of(recipe, data_of(recipe)), **runtime(device)}  # raises here if the data cannot be read
     first = Processes().first
-    with claimed_by_first(out, "train", about, force=force) as folder:
+    with resumed_by_first(out, {"command": "train", **about}, force=force) as folder:
         if folder.finished:
             return load(out, device=device)
         field = recipe.attach(recipe.network()).to(device)

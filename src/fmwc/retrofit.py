@@ -24,11 +24,11 @@ from fmwc.files import write_json
 from fmwc.flow import COUPLINGS, Pairs, Space, elbo_loss, euclidean
 from fmwc.identity import digest_tensors
 from fmwc.modes import evaluating
-from fmwc.processes import Processes, claimed_by_first, first_before_others
+from fmwc.processes import Processes, first_before_others, resumed_by_first
 from fmwc.provenance import Clock, provenance, runtime
 from fmwc.randomness import derive
 from fmwc.readers import array, number, optional, read_json, record, whole
-from fmwc.sampling import SCORES, Parts, Reference, SamplingConfig, default_estimator, noise, read_with, sample
+from fmwc.sampling import SCORES, Reference, SamplingConfig, Trajectory, default_estimator, noise, read_with, sample
 from fmwc.sampling.trajectory import FEWEST, parsed
 from fmwc.state import State, as_state, batch_size, channels, tree_map
 from fmwc.training import fit_noise
@@ -189,7 +189,7 @@ def retrofit(
         **runtime(device),
     }
     first = Processes().first
-    with claimed_by_first(out, "retrofit", about, force=force) as folder:
+    with resumed_by_first(out, {"command": "retrofit", **about}, force=force) as folder:
         if not folder.finished:
             if config.own_samples:
                 with first_before_others():
@@ -197,7 +197,7 @@ def retrofit(
             assert data is not None
             field, losses, x = _fit(network, folder.work, data, config, space, device, progress)
             if first:
-                field.reference = _reference(field, config, x, data.cond, folder.work)
+                field.reference = _reference(field, config, x, data.cond)
                 save(
                     field,
                     folder.path,
@@ -306,6 +306,9 @@ def _own_samples(
     cond = {k: v.to(device) for k, v in cond.items()}
     first = {k: v[:2] for k, v in cond.items()}
     try_once(network, noise(space, 2, 0, device, cond=first), first)
+    if (kept := work / "own.safetensors").is_file():  # of an interrupted run, or of the first process
+        run = Trajectory.load(kept)
+        return arrays.Samples(run.x, {k: v.cpu() for k, v in cond.items()})
     run = sample(
         network,
         config.own_samples,
@@ -313,8 +316,9 @@ def _own_samples(
         seed=derive(config.seed, "own samples"),
         confidence=None,
         cond=cond,
-        config=SamplingConfig(space=space, batch=config.batch, parts=Parts(work / "own")),
+        config=SamplingConfig(space=space, batch=config.batch),
     )
+    run.save(kept)
     return arrays.Samples(tree_map(lambda c: c.cpu(), run.x), {k: v.cpu() for k, v in cond.items()})
 
 
@@ -328,7 +332,7 @@ def _class(cond: dict[str, Tensor], space: Space, count: int) -> str:
     return names[0] if len(names) == 1 and len(cond[names[0]].unique()) <= CLASSES else ""
 
 
-def _reference(field: Field, config: Retrofit, x: State, cond: dict[str, Tensor], work: Path) -> Reference:
+def _reference(field: Field, config: Retrofit, x: State, cond: dict[str, Tensor]) -> Reference:
     """Return the reference for the given score, or the one that a pilot run chooses."""
     assert field.space is not None
     if not config.score:
@@ -349,7 +353,7 @@ def _reference(field: Field, config: Retrofit, x: State, cond: dict[str, Tensor]
         steps=config.sampling_steps,
         seed=derive(config.seed, "reference"),
         cond={name: v.to(field.device) for name, v in pilot_conditions(cond, within, count, config.seed).items()},
-        config=SamplingConfig(batch=config.batch, parts=Parts(work / "reference")),
+        config=SamplingConfig(batch=config.batch),
     )
     run = run.ranked_by(config.score, within=within or None)
     scores = run.score()

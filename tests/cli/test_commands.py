@@ -174,7 +174,7 @@ def test_files_in_a_folder_that_is_not_empty_are_not_changed(run, trained, tmp_p
     assert run(*words)[0] == 0  # already finished
     code, _, err = run(*words, "--seed", 1)
     assert code == 2
-    assert "fmwc train was finished there: seed: 0 before, 1 now" in err
+    assert "seed: 0 before, 1 now" in err
     assert (trained / "recipe.json").read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
 

@@ -78,7 +78,7 @@ def test_signals_end_the_command_like_ctrl_c(number, name):
         out, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number
     assert out == "cleaned up\n"
-    assert err == f"fmwc: interrupted ({name}); run the same command again to resume\n"
+    assert err == f"fmwc: interrupted ({name}); run the same command again\n"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no signals to send")

@@ -5,7 +5,6 @@ import torch
 
 import fmwc
 from fmwc.cli.sample import CONTROLLERS, RunRecord
-from fmwc.files import MANIFEST
 from fmwc.randomness import derive
 from fmwc.registry import domain_named
 from fmwc.sampling import (
@@ -79,7 +78,7 @@ def test_streamed_samples_equal_samples_held_in_memory(words, run, tmp_path, mon
         monkeypatch.setattr(board, "large", large)
         code, _, err = run("sample", "checkerboard", "-n", 21, *words, "--device", "cpu", "--out", tmp_path / name)
         assert code == 0, err
-        assert sorted(p.name for p in (tmp_path / name).iterdir()) == [MANIFEST, "samples.csv", "samples.safetensors"]
+        assert sorted(p.name for p in (tmp_path / name).iterdir()) == ["samples.csv", "samples.safetensors"]
     held, streamed = (Trajectory.load(tmp_path / name) for name in ("held", "streamed"))
     tables = [rows(tmp_path / name / "samples.csv") for name in ("held", "streamed")]
     assert "none" in words or all("rank" in row for row in tables[0])

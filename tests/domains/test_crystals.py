@@ -19,7 +19,7 @@ from fmwc.crystals.domain import CrystalDomain
 from fmwc.crystals.recipe import SCORE
 from fmwc.crystals.structures import crystals_of, encode, quiet
 from fmwc.recipes import fit
-from fmwc.sampling import Parts, Reference, Schedule, Trajectory, read_with
+from fmwc.sampling import Reference, Schedule, Trajectory, read_with
 from tests.options import arguments
 from tests.recipes.conftest import CPU
 from tests.recipes.test_crystals import CHANNELS, TINY, same
@@ -208,24 +208,12 @@ def test_the_table_has_a_row_for_every_crystal(setting, drawn, tmp_path):
 # ---- drawing --------------------------------------------------------------------------------------------------------
 
 
-def test_an_interrupted_run_resumes_from_compact_batches(setting, field, tmp_path):
-    def die(done):
-        if len(list((tmp_path / "killed").iterdir())) == 2:
-            raise KeyboardInterrupt
-
+def test_compact_batches_have_the_same_scores(setting, field):
     options = {"steps": 4, "batch": 4}
-    whole = setting.draw(field, COUNT, 1, None, **arguments(parts=Parts(tmp_path / "whole", compact=True), **options))
-    killed = Parts(tmp_path / "killed", compact=True)
-    with pytest.raises(KeyboardInterrupt):
-        setting.draw(field, COUNT, 1, die, **arguments(parts=killed, **options))
-    resumed = setting.draw(field, COUNT, 1, None, **arguments(parts=killed, **options))
-    assert same(resumed.x, whole.x)
-    assert same(resumed.var, whole.var)
-    assert same(whole.x, setting.draw(field, COUNT, 1, None, **arguments(**options)).x)
-    torch.testing.assert_close(
-        whole.score("type/integrated"),
-        setting.draw(field, COUNT, 1, None, **arguments(**options)).score("type/integrated"),
-    )
+    whole = setting.draw(field, COUNT, 1, None, **arguments(**options))
+    compact = setting.draw(field, COUNT, 1, None, **arguments(compact=True, **options))
+    assert same(compact.x, whole.x)
+    torch.testing.assert_close(compact.score("type/integrated"), whole.score("type/integrated"))
 
 
 # ---- the judge ------------------------------------------------------------------------------------------------------

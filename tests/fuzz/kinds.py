@@ -492,43 +492,11 @@ def fuzz_point(rng: random.Random, source: Path, folder: Path) -> Any:
     return _fit(path)
 
 
-def make_claim(folder: Path) -> Path:
-    from fmwc.files import MANIFEST, claimed, write_text
-
-    with claimed(folder / "out", "draw", {"seed": 1}):
-        for name in ("a.txt", "deep/b.txt"):
-            write_text(folder / "out" / name, name)
-    return folder / "out" / MANIFEST
-
-
-def fuzz_claim(rng: random.Random, source: Path, folder: Path) -> Any:
-    from fmwc.files import claimed, write_text
-
-    out = emptied(folder) / "out"
-    shutil.copytree(source.parent, out)
-    kept = folder / "mine.txt"
-    kept.write_text("mine")
-    if rng.random() < 0.4:
-        content = change_bytes(rng, source.read_bytes())
-    else:
-        lines = [json.loads(line) for line in source.read_text().splitlines()]
-        content = b"\n".join(json_text(rng, change_json(rng, line)) for line in lines)
-    (out / source.name).write_bytes(content)
-    again, force = rng.random() < 0.5, rng.random() < 0.5
-    try:
-        with claimed(out, "draw", {"seed": rng.randrange(3)}, again=again, force=force) as claim:
-            if not claim.finished:
-                write_text(out / "a.txt", "new")
-    finally:
-        assert kept.read_text() == "mine"
-
-
 KINDS = [
     Kind("checkpoint records", make_checkpoint, fuzz_record, 2.0),
     Kind("checkpoint weights", make_checkpoint, fuzz_weights),
     Kind("samples", make_samples, fuzz_samples, 2.0),
     Kind("resume points", make_point, fuzz_point, 0.15),
-    Kind("manifests", make_claim, fuzz_claim, 0.3),
     Kind("data files", make_data, fuzz_data, 2.0),
     Kind("data arrays", nothing, fuzz_arrays, 2.0),
     Kind("tables", make_filter, fuzz_table, 0.5),

@@ -18,7 +18,7 @@ from fmwc.crystals.structures import decode, encode
 from fmwc.data.batches import Rows
 from fmwc.errors import StoppedError, UsageError
 from fmwc.estimators import Linearised
-from fmwc.files import MANIFEST
+from fmwc.files import RUN
 from fmwc.flow import FlatTorus
 from fmwc.quantise import round_weights
 from fmwc.randomness import Stream, derive
@@ -268,7 +268,7 @@ def test_weights_are_quantised(fitted):
     round_weights(field)
     assert identical(weights(field), before)
     assert list(about(out)["files"]) == ["model.safetensors"]
-    assert {p.name for p in out.iterdir()} == {"model.safetensors", "recipe.json", MANIFEST}
+    assert {p.name for p in out.iterdir()} == {"model.safetensors", "recipe.json", RUN}
     kinds = {name: tensor.dtype for name, tensor in load_file(out / "model.safetensors").items()}
     for name, value in before.items():
         assert kinds[name] == (torch.int8 if value.ndim > 1 else value.dtype)

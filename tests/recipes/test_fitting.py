@@ -10,7 +10,7 @@ from fmwc.checkerboard.recipe import Checkerboard
 from fmwc.checkpoint import about, load
 from fmwc.data.arrays import fingerprint
 from fmwc.errors import CheckpointError, DataError, OutputError
-from fmwc.files import MANIFEST, WORK
+from fmwc.files import RUN, WORK
 from fmwc.mnist.recipe import Mnist, labels
 from fmwc.recipes import fit, fit_network
 from fmwc.sampling import read_with, sample
@@ -37,7 +37,7 @@ def fitted(digits, tmp_path_factory):
 
 def test_a_folder_holds_the_checkpoint_and_nothing_else(fitted, digits):
     field, out = fitted
-    assert {p.name for p in out.iterdir()} == {"model.safetensors", "recipe.json", MANIFEST}
+    assert {p.name for p in out.iterdir()} == {"model.safetensors", "recipe.json", RUN}
     again = load(out)
     assert identical(weights(again), weights(field))
     assert again.space.describe() == digits.space().describe()
@@ -133,11 +133,11 @@ def test_a_killed_training_resumes_to_the_same_weights(recipe, method, stage, le
         fit(recipe, out, CPU, kill)
     assert told[-1] == (stage, *[recipe.noise_steps if stage == "noise" else recipe.iterations] * 2)
     assert {p.name for p in (out / WORK).iterdir()} == left
-    assert {p.name for p in out.iterdir()} == {MANIFEST, WORK}
+    assert {p.name for p in out.iterdir()} == {RUN, WORK}
     with pytest.raises(CheckpointError, match=r"holds no recipe\.json"):
         load(out)
     assert identical(weights(fit(recipe, out, CPU)), weights(undisturbed))
-    assert {p.name for p in out.iterdir()} == {"model.safetensors", "recipe.json", MANIFEST}
+    assert {p.name for p in out.iterdir()} == {"model.safetensors", "recipe.json", RUN}
 
 
 @pytest.mark.usefixtures("unreferenced")
@@ -147,7 +147,7 @@ def test_a_killed_training_does_not_resume_with_other_options(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         fit(BOARD, tmp_path, CPU, kill)
-    with pytest.raises(OutputError, match=r"unfinished fmwc train \(iterations: 4 before, 5 now\)"):
+    with pytest.raises(OutputError, match="iterations: 4 before, 5 now"):
         fit(dataclasses.replace(BOARD, iterations=5), tmp_path, CPU)
 
 
@@ -186,7 +186,7 @@ def test_existing_files_are_not_overwritten(tmp_path):
     with pytest.raises(OutputError, match="is a file"):
         fit(BOARD, file, CPU)
     assert file.read_text() == "mine"
-    with pytest.raises(OutputError, match=r"not empty \(file\) and nothing in it was changed"):
+    with pytest.raises(OutputError, match="not empty"):
         fit(BOARD, tmp_path, CPU)
     (tmp_path / "recipe.json").write_text("{}")
     with pytest.raises(OutputError, match="not empty"):

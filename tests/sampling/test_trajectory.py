@@ -14,7 +14,6 @@ from fmwc.flow import Space
 from fmwc.identity import SEAL, digest_tensors
 from fmwc.sampling import (
     SCORES,
-    Parts,
     Reference,
     SamplingConfig,
     Standard,
@@ -224,34 +223,6 @@ def test_a_compact_run_keeps_every_score(transport, product, mlp):
         assert small.states is None
         assert same(small.x, run.x)
         assert same(small.compact().var, small.var)
-
-
-# ---- as it goes -----------------------------------------------------------------------------------------------------
-
-
-def test_stored_batches_are_not_drawn_again(asked, tmp_path):
-    parts, done = Parts(tmp_path / "parts"), []
-    options = {"steps": 4, "seed": 3, "batch": 4, "cond": {"y": Y[:10]}}
-    plain = sample(asked, 10, **arguments(**options))
-    run = sample(asked, 10, **arguments(parts=parts, progress=done.append, **options))
-    assert done == [4, 4, 2]
-    files = sorted((tmp_path / "parts").iterdir())
-    assert [path.name for path in files] == [f"{first:09d}.safetensors" for first in (0, 4, 8)]
-    files[1].unlink()
-    files[2].write_bytes(files[2].read_bytes()[:-1])  # a batch that cannot be read is drawn again
-    again = sample(asked, 10, **arguments(parts=parts, progress=done.append, **options))
-    assert done == [4, 4, 2] * 2
-    for name in ("x", "x0", "times", "grid", "mean", "var", "index"):
-        assert torch.equal(getattr(run, name), getattr(plain, name))
-        assert torch.equal(getattr(again, name), getattr(plain, name))
-    assert torch.equal(again.rank, plain.rank)
-    assert torch.equal(again.cond["y"], Y[:10])
-    first = Trajectory.load(files[0])
-    assert sample(asked, 3, **arguments(parts=parts, **{**options, "cond": {"y": Y[:3]}})).x.shape == (
-        3,
-        2,
-    )  # there are four, which is too many
-    torch.testing.assert_close(Trajectory.load(files[0]).x, first.x[:3])
 
 
 # ---- filtering ------------------------------------------------------------------------------------------------------

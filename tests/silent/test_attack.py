@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import signal
 import zipfile
@@ -19,7 +18,7 @@ from fmwc.cli.labels import read_labels
 from fmwc.cli.verbs import Filter
 from fmwc.data import arrays
 from fmwc.errors import DataError
-from fmwc.files import LOCK, MANIFEST, WORK
+from fmwc.files import LOCK, RUN, WORK
 
 MEBIBYTE = 1 << 20
 
@@ -138,23 +137,27 @@ def test_planted_links_do_not_lead_a_run_to_write_elsewhere(run, tmp_path):
     out, elsewhere, secret = tmp_path / "out", tmp_path / "elsewhere", tmp_path / "secret"
     out.mkdir()
     elsewhere.mkdir()
+    (elsewhere / "thesis.tex").write_text("mine")
     secret.write_text("mine")
-    (out / WORK).symlink_to(elsewhere)
-    written = []  # while the run lasts; work files are deleted at its end
-    watch = os.replace
     words = ("sample", "checkerboard", "--count", 5, "--steps", 2, "--device", "cpu", "--out", out, "--force")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "replace", lambda a, b: (written.append(Path(b).resolve()), watch(a, b)))
-        code, _, err = run(*words)
-    assert not any(elsewhere in path.parents for path in written)
+    (out / WORK).symlink_to(elsewhere)
+    (out / "samples.csv").symlink_to(secret)
+    for name in ("tmp", "old"):
+        (tmp_path / f".out.fmwc-{name}").symlink_to(elsewhere)
+    assert run(*words)[0] == 0
+    assert sorted(p.name for p in out.iterdir()) == ["samples.csv", "samples.safetensors"]
+    (tmp_path / f".out{LOCK}").symlink_to(secret)
+    run(*words)
+    assert secret.read_text() == "mine"
+    (out / "link").symlink_to(elsewhere)
+    code, _, err = run(*words[:-2], out / "link", "--force")
     assert code == 2
     assert "link" in err
-    (out / WORK).unlink()
-    for name in (LOCK, MANIFEST, "samples.csv"):
-        (out / name).unlink(missing_ok=True)
-        (out / name).symlink_to(secret)
-        run(*words)
-        assert secret.read_text() == "mine"
+    for name in (WORK, RUN):
+        (tmp_path / "model").mkdir(exist_ok=True)
+        (tmp_path / "model" / name).symlink_to(elsewhere)
+        assert run("train", "checkerboard", "--preset", "quick", "--out", tmp_path / "model", "--force")[0] == 2
+    assert [p.name for p in elsewhere.iterdir()] == ["thesis.tex"]
 
 
 # ---- damaged campaigns -----------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 from safetensors.numpy import load
 
 pytest.importorskip("pymatgen.core", exc_type=ImportError)
@@ -23,8 +22,7 @@ from experiments.crystals.evaluate import quality_of
 from fmwc.__main__ import main
 from fmwc.cli.judge import result_rows
 from fmwc.cli.labels import read_labels, read_table
-from fmwc.cli.sample import Plan, RunRecord
-from fmwc.cli.verbs import Filter, Sample, Screen
+from fmwc.cli.verbs import Filter, Screen
 from fmwc.crystals import Candidate, Controls, Hull, Judgement, domain, judge, shipped_hull, validity
 from fmwc.crystals.files import write_table
 from fmwc.crystals.hull import _Cache
@@ -233,16 +231,6 @@ def test_a_workflow_judges_novelty_with_the_data_of_the_environment(known, monke
     monkeypatch.setattr(workflow, "judge", judge_one)
     workflow.relax.original(workflow.CrystalSet(structures=[], table={}))
     assert seen["data"] == str(known)
-
-
-def test_samples_judged_without_known_structures_are_not_those_judged_with_them(known, tmp_path, monkeypatch):
-    field, options = SimpleNamespace(device=torch.device("cpu")), Sample("crystals", tmp_path / "out")
-    plan = Plan(options, RunRecord("crystals"), domain.CrystalDomain(), field, None, None, None, 1, False)
-    with_data = plan.settings()
-    (known / "train.csv").write_text("material_id,cif\na,b\n")
-    assert plan.settings() != with_data
-    monkeypatch.delenv("FMWC_DATA")
-    assert plan.settings() != with_data
 
 
 def test_two_judges_keep_the_energies_of_both(tmp_path, monkeypatch):

@@ -130,7 +130,7 @@ def slowly(monkeypatch):
     steps.release(10_000)
 
 
-def test_a_cancelled_run_can_be_resumed_and_is_the_same(studio, slowly):
+def test_a_cancelled_run_can_be_drawn_again_and_is_the_same(studio, slowly):
     studio.ready("checkerboard")
     made = studio.post("runs", {"field": "checkerboard", "options": {"count": 40, "steps": 4, "seed": 9}})
     run = made["run"]["id"]
@@ -285,7 +285,6 @@ def test_a_folder_of_samples_opens_with_its_model(tmp_path):
         assert "delete it outside" in client.ask("DELETE", f"runs/{run['id']}").error
         assert "only runs that were drawn here" in client.ask("POST", f"runs/{run['id']}/again", {}).error
     assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == [
-        ".fmwc-manifest",
         "samples.csv",
         "samples.safetensors",
     ]

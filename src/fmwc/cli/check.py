@@ -22,7 +22,7 @@ from fmwc.data import arrays
 from fmwc.domains import Domain, Rows
 from fmwc.entry import build, try_once
 from fmwc.errors import CheckpointError, DataError, FmwcError, MismatchError, OutputError, UsageError
-from fmwc.files import claimed, write_json
+from fmwc.files import fresh, moved, write_json
 from fmwc.mnist import data as mnist
 from fmwc.progress import sampling_bar, say_on_stderr
 from fmwc.provenance import Clock, pick_device, provenance
@@ -45,7 +45,7 @@ def check_samples(options: Check) -> tuple[Rows, list[Path]]:
     """Check samples and write the results; return a summary and the files."""
     device, samples, out = pick_device(options.device), options.samples, options.out
     kind, clock = kind_of(samples), Clock(device)
-    if out.resolve() == (samples if samples.is_dir() else samples.parent).resolve():
+    if samples.resolve().is_relative_to(out.resolve()):
         raise OutputError(f"{shown(out)} is the folder of the samples and was not changed; choose another --out")
     made = Trajectory.load(samples).made if kind == "run" else {}
     name, domain, field = _open(options, made, device)
@@ -64,14 +64,14 @@ def check_samples(options: Check) -> tuple[Rows, list[Path]]:
         "repeats": REPEATS if kind == "cif" else 1,
     }
     total = how["repeats"] * len(inputs.names)
-    with claimed(out, "check", force=options.force), sampling_bar("checking samples", total) as bar:
+    with fresh(out, force=options.force) as folder, sampling_bar("checking samples", total) as bar:
         result = check(field, x, cond, progress=bar, **how)
         table = _table(inputs, result)
-        written = [write_rows(out / "checks.csv", _with_problems(table, inputs.problems))]
+        written = [write_rows(folder / "checks.csv", _with_problems(table, inputs.problems))]
         source = "" if domain is None else confidence_source(field.reference)
         rows = _summary(inputs, result, source)
         origin = provenance(device, clock.seconds, seed=options.seed, samples=shown(samples), checkpoint=name)
-        written += checks_page(out, inputs.x, table, result, rows, {k: str(v) for k, v in origin.items()})
+        written += checks_page(folder, inputs.x, table, result, rows, {k: str(v) for k, v in origin.items()})
         content = {
             "samples": len(inputs.names),
             "not_checked": inputs.problems,
@@ -84,8 +84,8 @@ def check_samples(options: Check) -> tuple[Rows, list[Path]]:
             "identity": identity(name) if domain is not None else "",
             "provenance": origin,
         }
-        written.append(write_json(out / "checks.json", content))
-    return [*rows, *_least_confident(table)], written
+        written.append(write_json(folder / "checks.json", content))
+    return [*rows, *_least_confident(table)], moved(written, folder, out)
 
 
 def _rivals(options: Check, field: Any, classes: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from fmwc.cli.verbs import Edit
 from fmwc.domains import Domain, EditDefault, Rows, ShippedDomain
 from fmwc.errors import CheckpointError, DataError, MismatchError, OutputError, UsageError, nearest, pick
 from fmwc.field import Field
-from fmwc.files import claimed, write_bytes
+from fmwc.files import fresh, moved, write_bytes
 from fmwc.progress import say_on_stderr
 from fmwc.provenance import pick_device
 from fmwc.registry import domain_of
@@ -44,11 +44,11 @@ BATCH = 1024  # maximum number of samples whose activations are in memory at onc
 
 
 def find_samples(samples: Path, out: Path) -> Path:
-    """Return the samples file of a folder; raise if `out` is the same folder."""
+    """Return the samples file of a folder; raise if `out` is or contains the same folder."""
     file = samples / "samples.safetensors" if samples.is_dir() else samples
     if not file.is_file():
         raise DataError(f"{file} does not exist; give a folder that fmwc sample wrote, or its samples.safetensors")
-    if out.resolve() == file.parent.resolve():
+    if file.resolve().is_relative_to(out.resolve()):
         raise OutputError(f"{out} is the folder of the samples and was not changed; choose another --out")
     return file
 
@@ -211,7 +211,7 @@ def edit_samples(options: Edit) -> tuple[Rows, list[Path]]:
     how = {**opened.options, "cond": {name: value.to(field.device) for name, value in cond.items()}}
     later = opened.needs_variance(run) and time == "critical"  # the variance must be computed first
     times = None if later else _times(run, time, options)
-    with claimed(options.out, "edit", force=options.force):
+    with fresh(options.out, force=options.force) as folder:
         say_on_stderr(f"recomputing {len(run)} trajectories for {len(run) * options.replicates} edits")
         origin = opened.with_states(whole, chosen)
         times = _times(origin, time, options) if times is None else times
@@ -223,16 +223,16 @@ def edit_samples(options: Edit) -> tuple[Rows, list[Path]]:
         starts = before.grid.gather(0, step_at(before, times.reshape(-1))[None])[0]
         table = {"edit": list(range(len(edited))), "sample": chosen[index].tolist(), "time": starts.tolist()}
         table |= domain.compare_edits(before, edited, channel)
-        written = domain.write_samples(edited, options.out)
-        written.append(write_rows(options.out / "edits.csv", table))
-        written.append(write_bytes(options.out / "edits.png", png(domain.draw_edits(before, edited, table))))
+        written = domain.write_samples(edited, folder)
+        written.append(write_rows(folder / "edits.csv", table))
+        written.append(write_bytes(folder / "edits.png", png(domain.draw_edits(before, edited, table))))
     rows = [
         {"": "edits", "value": f"{len(edited)}, of {len(run)} samples"},
         {"": "time", "value": f"{starts.mean():.2f} on average ({starts.min():.2f} to {starts.max():.2f})"},
         {"": "noise", "value": f"{scale:g} in {channel or 'all channels'}"},
         *domain.summarise_edits(table),
     ]
-    return rows, written
+    return rows, moved(written, folder, options.out)
 
 
 def _require_before(before: float) -> None:

@@ -22,7 +22,7 @@ from fmwc.crystals.files import FORMATS, SYMMETRISED, copy_database
 from fmwc.crystals.structures import need
 from fmwc.domains import Rows
 from fmwc.errors import DataError, UsageError
-from fmwc.files import claimed, write_bytes, write_json, write_text
+from fmwc.files import fresh, moved, write_bytes, write_json, write_text
 from fmwc.identity import SEAL, digest_tensors, plain, require_same, seal, sealed
 from fmwc.readers import (
     MEBIBYTE,
@@ -86,7 +86,7 @@ def filter_samples(options: Filter) -> tuple[Rows, list[Path]]:
         if not labelled:
             raise UsageError("--max-risk needs labelled samples; add --labels FILE (or a column of the table)")
     file = find_samples(options.samples, options.out)
-    with claimed(options.out, "filter", force=options.force):
+    with fresh(options.out, force=options.force) as folder:
         scored = _scored(file, options)
         run, table, values, finite = scored.run, scored.table, scored.values, scored.finite
         names = table[NAME] if table is not None and NAME in table else run.names
@@ -100,15 +100,15 @@ def filter_samples(options: Filter) -> tuple[Rows, list[Path]]:
         if not len(index):
             raise UsageError(f"no sample has {scored.name} ≤ {threshold:.6g}, so none can be kept")
         kept = replace(run.take(index), made={**run.made, "selected": f"filter {len(index)} of {len(run)}"})
-        written = [kept.save(options.out / "samples.safetensors")]
+        written = [kept.save(folder / "samples.safetensors")]
         if table is not None:
             rank = values.new_zeros(len(values), dtype=torch.long)
             rank[finite] = ranks(values[finite])
-            written += _write_rows(file, options.out, table, index, rank)
+            written += _write_rows(file, folder, table, index, rank)
         if certificate is not None:
             content = {"format": 2, **certificate.as_dict(), "for": population}
-            written.append(write_json(options.out / CERTIFICATE, seal(content)))
-    return _summary(scored, index, labels, certificate), written
+            written.append(write_json(folder / CERTIFICATE, seal(content)))
+    return _summary(scored, index, labels, certificate), moved(written, folder, options.out)
 
 
 def read_run(file: Path) -> tuple[Trajectory, Table | None]:

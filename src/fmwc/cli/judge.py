@@ -18,7 +18,7 @@ from fmwc.crystals.judge import with_consensus
 from fmwc.crystals.statistics import properties, real_structures, statistics
 from fmwc.data import arrays
 from fmwc.errors import UsageError
-from fmwc.files import Folder, cache_folder, claimed, write_json
+from fmwc.files import cache_folder, fresh, moved, write_json
 from fmwc.progress import stages_bar
 
 __all__ = ["judge_structures", "result_rows", "rows_left_out", "statistics_rows", "summary_rows"]
@@ -42,24 +42,23 @@ def judge_structures(options: Judge) -> tuple[Judgement, list[Path], Rows]:
         _require_statistics(options)
     models = [calculator(name) for name in names]
     out = options.out
-    claim = claimed(out, "judge", force=options.force, resumes=True) if out is not None else nullcontext()
-    with claim as folder:
-        judgements = _judgements(options, models, folder)
+    with fresh(out, force=options.force) if out is not None else nullcontext() as folder:
+        judgements = _judgements(options, models)
         judgement = with_consensus(judgements) if len(judgements) > 1 else judgements[models[0].name]
         written: list[Path] = []
-        if out is not None:
-            written += write_table(out / "judged", judgement.columns)
+        if folder is not None:
+            written += write_table(folder / "judged", judgement.columns)
             for name, one in judgements.items() if options.relax > 0 else ():
-                place = out / ("relaxed" if one.candidates is judgement.candidates else f"relaxed-{name}")
+                place = folder / ("relaxed" if one.candidates is judgement.candidates else f"relaxed-{name}")
                 write_cifs(place, one.candidates, one.columns)
                 written.append(place)
         compared: Rows = []
         if options.statistics:
-            numbers = _statistics(options, judgement, folder)
+            numbers = _statistics(options, judgement)
             compared = statistics_rows(numbers)
-            if out is not None:
-                written.append(write_json(out / "statistics.json", numbers))
-    return judgement, written, compared
+            if folder is not None:
+                written.append(write_json(folder / "statistics.json", numbers))
+    return judgement, [] if out is None else moved(written, folder, out), compared
 
 
 # ---- statistics ------------------------------------------------------------------------------------------------------
@@ -89,7 +88,7 @@ def _require_statistics(options: Judge) -> None:
     featurizers()
 
 
-def _statistics(options: Judge, judgement: Judgement, folder: Folder | None) -> dict[str, dict[str, float | None]]:
+def _statistics(options: Judge, judgement: Judgement) -> dict[str, dict[str, float | None]]:
     """Return the statistics of the structures as given and, with --relax, after relaxation."""
     data, jobs = mp20.folder_given(options.data), options.jobs
     with stages_bar() as bar:
@@ -104,8 +103,7 @@ def _statistics(options: Judge, judgement: Judgement, folder: Folder | None) -> 
         sets["relaxed" if options.relax > 0 else "as given"] = judgement.candidates, judgement["energy_per_atom"]
         found = {}
         for name, (given, energies) in sets.items():
-            path = folder.work / f"fingerprints-{name}.npz" if folder else None
-            ours = fingerprints(given, jobs=jobs, kept=path, progress=bar)
+            ours = fingerprints(given, jobs=jobs, progress=bar)
             apart = [validity(one).apart for one in given]
             columns: dict[str, Any] = {"apart_ok": apart, "energy_per_atom": energies, **properties(given)}
             found[name] = {k: plain(v) for k, v in statistics(columns, real, ours, theirs).items()}
@@ -134,7 +132,7 @@ def statistics_rows(numbers: dict[str, dict[str, float | None]]) -> Rows:
 # ---- the judgement ---------------------------------------------------------------------------------------------------
 
 
-def _judgements(options: Judge, models: list[Calculator], folder: Folder | None) -> dict[str, Judgement]:
+def _judgements(options: Judge, models: list[Calculator]) -> dict[str, Judgement]:
     """Return the judgement by each energy model."""
     data = mp20.folder_given(options.data)
     with stages_bar() as bar:
@@ -146,7 +144,6 @@ def _judgements(options: Judge, models: list[Calculator], folder: Folder | None)
                 data=data,
                 relax=options.relax,
                 cut=options.cut,
-                kept=folder.work / "relaxed" if folder else None,
                 progress=bar
                 if len(models) == 1
                 else lambda stage, *rest, name=model.name: bar(f"{stage}, {name}", *rest),

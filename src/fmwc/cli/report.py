@@ -17,7 +17,7 @@ from fmwc.cli.verbs import Demo, Report
 from fmwc.domains import Domain, OwnDomain, Rows, ShippedDomain
 from fmwc.errors import CheckpointError, UsageError
 from fmwc.field import Field
-from fmwc.files import claimed, write_json
+from fmwc.files import fresh, moved, write_json
 from fmwc.modes import one_thread
 from fmwc.progress import sampling_bar, training_bar
 from fmwc.provenance import Clock, pick_device, provenance
@@ -51,14 +51,15 @@ def write_demo(options: Demo) -> Page:
         raise UsageError("--set changes training, but the demo uses shipped weights; add --train")
     changes = [f"seed={options.seed}", *(options.changes or [])]
     recipe = domain.demo_recipe(changes) if options.train else None  # raises before anything is written
-    with claimed(options.out, "demo", force=options.force, again=True) as folder:
+    with fresh(options.out, force=options.force) as folder:
         clock = Clock(device)
         if recipe is not None:
             with training_bar() as bar:
-                domain.fit(recipe, folder.path / "model", device, bar, force=True)
-        field = load(options.domain if recipe is None else folder.path / "model", device=device)
+                domain.fit(recipe, folder / "model", device, bar)
+        field = load(options.domain if recipe is None else folder / "model", device=device)
         with one_thread() if domain.one_thread else nullcontext():
-            return _write(options, options.out, domain, field, domain.demo_run, clock)
+            page = _write(options, folder, domain, field, domain.demo_run, clock)
+    return _moved(page, folder, options.out)
 
 
 def write_report(options: Report) -> Page:
@@ -78,8 +79,13 @@ def write_report(options: Report) -> Page:
     domain, field = open_checkpoint(options.source, device, options.judge, options.network)
     if isinstance(domain, ShippedDomain):
         domain.require_judge(field)
-    with claimed(options.out, "report", force=options.force):
-        return _write(options, options.out, domain, field, domain.report_run, clock)
+    with fresh(options.out, force=options.force) as folder:
+        page = _write(options, folder, domain, field, domain.report_run, clock)
+    return _moved(page, folder, options.out)
+
+
+def _moved(page: Page, folder: Path, out: Path) -> Page:
+    return page._replace(path=moved([page.path], folder, out)[0])
 
 
 def _write_own(options: Report, file: Path) -> Page:
@@ -91,13 +97,14 @@ def _write_own(options: Report, file: Path) -> Page:
     run, table = read_run(file)
     record = RunRecord.read(run.made, options.checkpoint)
     domain, field = _opened(record, options, file, device)
-    with claimed(out, "report", force=options.force, again=options.out is None):
+    with fresh(out, force=options.force or options.out is None) as folder:
         domain = domain.with_files(run, table or {}, file.parent, out)
         how = {"drawn with": record.checkpoint, "restricted to": record.controls, "selected": record.selected}
         rows = [*domain.numbers(run), *({"": name, "value": value} for name, value in how.items() if value)]
         origin = {name: str(value) for name, value in provenance(device, clock.seconds, seed=run.seed).items()}
-        write_json(out / "numbers.json", {"numbers": rows, "provenance": origin})
-        return Page(rows, domain.page(field, run, out, rows, origin), clock.seconds)
+        write_json(folder / "numbers.json", {"numbers": rows, "provenance": origin})
+        page = Page(rows, domain.page(field, run, folder, rows, origin), clock.seconds)
+    return _moved(page, folder, out)
 
 
 def _opened(record: RunRecord, options: Report, file: Path, device: torch.device) -> tuple[Domain, Any]:

@@ -18,13 +18,13 @@ from fmwc.checks import choose_check
 from fmwc.checks.evidence import discrete_conditions
 from fmwc.cli.verbs import Sample
 from fmwc.domains import Domain, ShippedDomain
-from fmwc.errors import CheckpointError, UsageError, pick
+from fmwc.errors import UsageError, pick
 from fmwc.estimators import ESTIMATORS, as_estimator
 from fmwc.field import Field
-from fmwc.files import Folder, claimed, write_text
+from fmwc.files import fresh, moved, write_text
 from fmwc.progress import sampling_bar, say_on_stderr
-from fmwc.provenance import pick_device, runtime
-from fmwc.readers import array, boolean, check, number, record, shown, text, whole
+from fmwc.provenance import pick_device
+from fmwc.readers import array, boolean, check, number, record, text, whole
 from fmwc.registry import open_checkpoint
 from fmwc.report.run import confidence_source
 from fmwc.report.table import Table
@@ -37,7 +37,6 @@ from fmwc.sampling import (
     Ema,
     Extrapolated,
     Grid,
-    Parts,
     SamplingConfig,
     Schedule,
     Trajectory,
@@ -207,18 +206,11 @@ class RunRecord:
 
 
 def draw_samples(options: Sample) -> list[Path]:
-    """Draw samples with their confidence and write them to a folder; return the files.
-
-    Batches are stored as they are drawn, so that the same command resumes an interrupted run and writes the same files.
-    """
+    """Draw samples with their confidence and write them to a folder; return the files."""
     plan = plan_samples(options)
-    with claimed(options.out, "sample", plan.settings(), force=options.force, resumes=True) as folder:
-        if folder.finished:
-            say_on_stderr(f"{shown(options.out)} already holds these samples")
-            return []
-        if folder.resumed:
-            say_on_stderr(f"resuming in {shown(options.out)}")
-        return write(plan, draw(plan, folder), folder)
+    with fresh(options.out, force=options.force) as folder:
+        written = write(plan, draw(plan), folder)
+    return moved(written, folder, options.out)
 
 
 def plan_samples(options: Sample, opened: tuple[Domain, Any] | None = None) -> Plan:
@@ -331,26 +323,6 @@ class Plan:
     def rank_by(self) -> str:
         """The score that the samples are ranked by; empty: the field's default."""
         return self.options.score or (self.domain.transported if self.options.transport else "")
-
-    def settings(self) -> dict[str, Any]:
-        """Return all settings that affect the files. An interrupted run resumes only if they are unchanged."""
-        options, schedule = self.options, self.schedule
-        judge = options.judge
-        with suppress(CheckpointError):  # the name of an energy model
-            judge = judge and identity(judge)
-        recorded = {n: v for n, v in self.record.made().items() if n not in ("checkpoint", "read_at", "pilot")}
-        names = ("count", "seed", "score", "keep", "format", "network")
-        return {
-            **recorded,
-            **{name: getattr(options, name) for name in names},
-            "every": schedule.stride if schedule is not None and not self.record.few else 0,
-            "judge": judge,
-            **(self.domain.judge_settings() if isinstance(self.domain, ShippedDomain) else {}),
-            "batch": self.domain.batch(self.field.device),
-            **({} if self.candidates == 1 else {"best_of": self.candidates}),
-            **{name: getattr(options, name) for name in ("symmetrise", "atom_doubt") if getattr(options, name)},
-            **runtime(self.field.device),
-        }
 
 
 def _controls(options: Sample) -> dict[str, str]:
@@ -473,13 +445,12 @@ Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]  # a p
 
 
 def draw(
-    plan: Plan, folder: Folder, bar: Bar = sampling_bar, on_step: Callable[[int, Tensor, Any], None] | None = None
+    plan: Plan, bar: Bar = sampling_bar, on_step: Callable[[int, Tensor, Any], None] | None = None
 ) -> Trajectory | Iterator[Trajectory]:
     """Run the pilot, if one is needed, and draw the samples. A very large run is returned batch by batch.
 
     Arguments:
         plan: How to draw.
-        folder: The claimed folder, which keeps finished batches.
         bar: Shows the progress.
         on_step: As in :class:`fmwc.SamplingConfig`.
     """
@@ -490,13 +461,12 @@ def draw(
     source = confidence_source(field.reference)
     how, record = settled(plan, record, grid)
     made = {**record.made(), "made_from": source}
-    parts = Parts(folder.work / "parts", compact=domain.compact)
-    how["config"] = replace(how["config"], parts=parts, on_step=on_step)
+    how["config"] = replace(how["config"], compact=domain.compact, on_step=on_step)
     compares_all = record.transport or options.score or options.keep < 1 or plan.candidates > 1
     if not compares_all and domain.streams(field, options.count, options.label, **how):
         say_on_stderr(source if plan.estimator is not None else "these samples have no confidence (--propagation none)")
         return _streamed(plan, how, made, bar)
-    run = replace(_candidates(plan, folder, how, bar), made=made)
+    run = replace(_candidates(plan, how, bar), made=made)
     if plan.rank_by:
         run = run.ranked_by(plan.rank_by)
     elif (
@@ -544,11 +514,11 @@ def _streamed(plan: Plan, how: dict[str, Any], made: dict[str, Any], bar: Bar) -
             yield replace(part, made=made)
 
 
-def write(plan: Plan, samples: Trajectory | Iterator[Trajectory], folder: Folder) -> list[Path]:
+def write(plan: Plan, samples: Trajectory | Iterator[Trajectory], folder: Path) -> list[Path]:
     """Write the files of a run that :func:`draw` returned."""
     if isinstance(samples, Trajectory):
-        return plan.domain.write_samples(samples, folder.path, plan.options.format, plan.options.symmetrise)
-    return plan.domain.write_stream(samples, plan.options.count, folder.path)
+        return plan.domain.write_samples(samples, folder, plan.options.format, plan.options.symmetrise)
+    return plan.domain.write_stream(samples, plan.options.count, folder)
 
 
 def _pilot(plan: Plan, bar: Bar) -> tuple[Grid | None, RunRecord]:
@@ -561,7 +531,7 @@ def _pilot(plan: Plan, bar: Bar) -> tuple[Grid | None, RunRecord]:
     return grid, replace(record, pilot=options.seed)
 
 
-def _candidates(plan: Plan, folder: Folder, how: dict[str, Any], bar: Bar) -> Trajectory:
+def _candidates(plan: Plan, how: dict[str, Any], bar: Bar) -> Trajectory:
     """Draw the samples; if there are several candidates per sample, keep the most confident."""
     options, domain, field, count = plan.options, plan.domain, plan.field, plan.options.count
     with bar("drawing samples", count * plan.candidates) as show:
@@ -569,10 +539,8 @@ def _candidates(plan: Plan, folder: Folder, how: dict[str, Any], bar: Bar) -> Tr
         how |= {"cond": {k: v.to(field.device) for k, v in cond.items()}, "transport": options.transport}
 
         def candidate(number: int) -> Trajectory:
-            parts = Parts(folder.work / f"parts-{number}", compact=domain.compact) if number else how["config"].parts
-            config = replace(how["config"], parts=parts)
             seed = candidate_seed(options.seed, number) if number else options.seed
-            return domain.draw(field, count, seed, show, options.label, **{**how, "config": config})
+            return domain.draw(field, count, seed, show, options.label, **how)
 
         if plan.candidates == 1:
             return candidate(0)

@@ -112,7 +112,7 @@ Out = Annotated[Path, Option("--out", "-o", help="Folder to write to.")]
 Set = Annotated[list[str] | None, Option("--set", help="Change a recipe field: --set key=value. May be repeated.")]
 Device = Annotated[str, Option(help="auto, cpu or cuda.", autocompletion=_one_of("auto", "cpu", "cuda"))]
 Seed = Annotated[int, Option(min=-(1 << 63), max=(1 << 63) - 1, help="Random seed.")]
-Force = Annotated[bool, Option("--force", help="Write into a folder that is not empty.")]
+Force = Annotated[bool, Option("--force", help="Replace what is in the folder.")]
 Count = Annotated[int, Option("-n", "--count", min=0, help="Number of samples; 0: the domain's default.")]
 Data = Annotated[str, Option(help="Folder of the data; default: FMWC_DATA, or else the cache (downloaded if needed).")]
 JudgedBy = Annotated[
@@ -602,7 +602,7 @@ class Judge:
     ] = "chgnet"
     relax: Annotated[
         int,
-        Option(help="Relax each structure first, with at most this many steps (resumes with --out)."),
+        Option(help="Relax each structure first, with at most this many steps."),
     ] = 0
     cut: Annotated[float, Option(help="Largest energy above the hull of metastable structures, eV/atom.")] = 0.1
     data: Annotated[

@@ -89,10 +89,6 @@ class CrystalDomain(ShippedDomain):
     def require_judge(self, field: Field) -> None:
         calculator(self.calculator)
 
-    def judge_settings(self) -> dict[str, Any]:
-        folder = mp20.folder_given()
-        return {} if folder is None else {"data": mp20.content(folder)}
-
     def with_doubt(self, field: Field, run: Trajectory, progress: Show) -> Trajectory:
         """Add the doubt of each atom: its echo, with the noise of the reference's check."""
         echo = field.reference.checks.get("echo") if field.reference is not None else None

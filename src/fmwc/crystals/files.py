@@ -28,7 +28,7 @@ from fmwc.crystals.structures import (
     quiet,
 )
 from fmwc.errors import DataError, FmwcError, pick
-from fmwc.files import note, write_bytes, write_text
+from fmwc.files import write_bytes, write_text
 from fmwc.readers import shown
 from fmwc.sampling import Trajectory
 
@@ -253,7 +253,6 @@ def write_each(
             stem = f"{stem}-{i}"
         used.add(stem.lower())
         paths.append(Path(folder) / f"{stem}{suffix}")
-    note(*(path for path in paths if path))  # in one call, because each call syncs the manifest
     for i, (path, candidate) in enumerate(zip(paths, candidates, strict=True)):
         if path:
             content = text(candidate, _row(columns, i))

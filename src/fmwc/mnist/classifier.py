@@ -19,7 +19,7 @@ from fmwc.errors import ShapeError, UsageError
 from fmwc.mnist.data import Images, unit
 from fmwc.modes import evaluating
 from fmwc.networks import LeNet
-from fmwc.processes import Processes, claimed_by_first
+from fmwc.processes import Processes, resumed_by_first
 from fmwc.provenance import Clock, provenance, runtime
 from fmwc.randomness import Stream, derive
 from fmwc.training import TrainingConfig, train
@@ -85,7 +85,7 @@ def fit_classifier(
     known = fingerprint(data.x, data.y)
     about = {**literals, "data": known, "test": fingerprint(test.x, test.y), **runtime(device)}
     network: LeNet
-    with claimed_by_first(out, "train", about, force=force) as folder:
+    with resumed_by_first(out, {"command": "train", **about}, force=force) as folder:
         if folder.finished:
             network = load_network(out, device=device)
             return network

@@ -25,7 +25,7 @@ from fmwc.sampling.config import (
 from fmwc.sampling.pilot import PILOT, fit_grid
 from fmwc.sampling.recorder import VarianceRecorder, reread
 from fmwc.sampling.sampler import Sampler, noise, sample, stream
-from fmwc.sampling.storage import Parts, growing
+from fmwc.sampling.storage import growing
 from fmwc.sampling.trajectory import EARLY, LATE, SCORES, Standard, Trajectory, needs_variance, standard_of
 
 __all__ = [
@@ -42,7 +42,6 @@ __all__ = [
     "Extrapolated",
     "Grid",
     "Part",
-    "Parts",
     "ReadWith",
     "Reference",
     "Sampler",

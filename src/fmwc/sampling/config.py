@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -14,9 +14,6 @@ from fmwc.errors import UsageError, pick
 from fmwc.flow import Space
 from fmwc.randomness import Randomness
 from fmwc.state import as_whole, tree_map
-
-if TYPE_CHECKING:
-    from fmwc.sampling.storage import Parts
 
 SMALL = 16  # coordinates
 
@@ -226,7 +223,7 @@ class SamplingConfig:
         keep_states: Whether to keep the states of every step.
         batch: The number of samples integrated together, at most 16384 by default. A batch that does not fit in memory
             is halved.
-        parts: A folder that keeps finished batches, so that an interrupted run resumes.
+        compact: Whether to keep one variance per sample and channel instead of one per coordinate.
         on_step: Called after every step as `on_step(first, t, x)`, with the index of the first sample of the batch, the
             times that its samples have reached and their states, to show samples while they are drawn. An exception
             that it raises ends the run.
@@ -243,7 +240,7 @@ class SamplingConfig:
     projections: int | None = None
     keep_states: bool = False
     batch: int | None = None
-    parts: Parts | None = None
+    compact: bool = False
     on_step: Callable[[int, Tensor, Any], None] | None = None
     scores_only: ClassVar[bool] = False
 
@@ -261,8 +258,6 @@ class SamplingConfig:
                 object.__setattr__(self, name, as_whole(value, name, low, high, unit))
         if self.controller is not None and self.evaluations is not None:
             raise UsageError(TWO_PLANS)
-        if self.parts and self.keep_states:
-            raise UsageError("batches on disk do not include the states; leave out keep_states or parts")
         if isinstance(self.controller, Grid) and not self.starts_at_0:
             raise UsageError("the first time of a grid is the start; leave out start")
 

@@ -382,14 +382,10 @@ class Sampler:
                     f"condition '{name}' has {value.shape[0]} rows for {count} samples; give one per sample"
                 )
         parts: list[Trajectory] = []
-        done, size, stored = 0, self.config.batch or BATCH, self.config.parts
+        done, size = 0, self.config.batch or BATCH
         while done < count:
-            first = self.config.first + done
-            part = stored.get(first, count - done, start.device) if stored else None
-            if part is None:
-                part, size = self._draw(x0, start, cond, seed, done, min(size, count - done))
-                part = stored.put(part) if stored else part
-            parts.append(part)
+            part, size = self._draw(x0, start, cond, seed, done, min(size, count - done))
+            parts.append(part.compact() if self.config.compact else part)
             done += len(part)
             if self.progress:
                 self.progress(len(part))

@@ -19,40 +19,6 @@ from fmwc.readers import anything, array, choice, mapping, number, record, text,
 from fmwc.sampling.trajectory import DISPERSION, EVIDENCE, SAMPLES, SCORES, Standard, Trajectory, names_of, parsed
 from fmwc.state import channels
 
-
-class Parts:
-    """A folder with one file per batch of a run.
-
-    The caller must own the folder (:func:`fmwc.files.claimed`). A batch whose file cannot be read is drawn again.
-
-    Arguments:
-        folder: The folder; created with the first batch.
-        compact: Whether to keep one variance per sample and channel instead of one per coordinate.
-    """
-
-    def __init__(self, folder: str | Path, *, compact: bool = False) -> None:
-        self.folder, self.compact = Path(folder), compact
-
-    def get(self, first: int, most: int, device: torch.device | str = "cpu") -> Trajectory | None:
-        """Return the batch that starts at sample `first`, if it is complete and has at most `most` samples."""
-        try:
-            part = Trajectory.load(self._path(first))
-        except FmwcError:
-            return None
-        whole = part.index is not None and torch.equal(part.index, torch.arange(first, first + len(part)))
-        return part.to(device) if whole and len(part) <= most else None
-
-    def put(self, part: Trajectory) -> Trajectory:
-        """Save a batch and return it as saved."""
-        part = part.compact() if self.compact else part
-        assert part.index is not None
-        part.save(self._path(int(part.index[0])))
-        return part
-
-    def _path(self, first: int) -> Path:
-        return self.folder / f"{first:09d}.safetensors"
-
-
 # ---- a file that grows -----------------------------------------------------------------------------------------------
 # The file that Trajectory.save writes, laid out for all samples and filled batch by batch. A safetensors file begins
 # with the offset of each tensor. If a run keeps only its scores, each tensor has one row per sample, so the number of

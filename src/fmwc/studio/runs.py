@@ -34,7 +34,7 @@ from fmwc.cli.filter import filter_samples, guarantee, population_of
 from fmwc.cli.sample import Plan, RunRecord, draw, plan_samples, write
 from fmwc.cli.verbs import Filter, Sample
 from fmwc.errors import DataError, FmwcError, UsageError
-from fmwc.files import claimed, write_bytes, write_json, write_tensors, written
+from fmwc.files import fresh, write_bytes, write_json, write_tensors, written
 from fmwc.modes import one_thread
 from fmwc.readers import anything, read_bytes, read_json, record
 from fmwc.report.gallery import packed
@@ -321,14 +321,13 @@ class Studio:
         plan = self._plan(run)
         self._changed(run, state="drawing")
         states = _States(run, plan)
-        with claimed(run.samples, "sample", plan.settings(), resumes=True) as folder:
-            if not folder.finished:
-                with one_thread() if plan.domain.one_thread else nullcontext():
-                    drawn = draw(plan, folder, job.bar, self._watch(job, run, plan, states))
-                if isinstance(drawn, Trajectory):
-                    self._show(run, Content(drawn, None))
-                    job.progress(0, "Judging")
-                write(plan, drawn, folder)
+        with fresh(run.samples, force=True) as folder:
+            with one_thread() if plan.domain.one_thread else nullcontext():
+                drawn = draw(plan, job.bar, self._watch(job, run, plan, states))
+            if isinstance(drawn, Trajectory):
+                self._show(run, Content(drawn, None))
+                job.progress(0, "Judging")
+            write(plan, drawn, folder)
         states.write(run.folder / "states.safetensors")
         self.previews.pop(run.id, None)
         self._show(run, Content.read(run.samples / "samples.safetensors"))
@@ -457,9 +456,9 @@ class Studio:
         job.progress(0.8, "judging")
         old, new = (self._checked(model, path) for path in (before, after))
         job.progress(0.9, "judging")
-        with claimed(run.samples, "edit", again=True):
+        with fresh(run.samples, force=True) as folder:
             made = {**before.made, **replace(RunRecord.read(before.made), by="edit").made()}
-            model.domain.write_samples(replace(new, states=None, made=made), run.samples)
+            model.domain.write_samples(replace(new, states=None, made=made), folder)
         content = Content.read(run.samples / "samples.safetensors")
         known = self.content(parent).about(sample), content.about(0)
         names = ("failed", "verdict")

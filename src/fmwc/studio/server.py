@@ -32,7 +32,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fmwc.checkpoint import shipped
 from fmwc.cli.verbs import Studio as Options
 from fmwc.errors import FmwcError, UsageError
-from fmwc.files import claimed
+from fmwc.files import locked
 from fmwc.provenance import pick_device
 from fmwc.readers import parse_json, shown
 from fmwc.registry import DOMAINS
@@ -328,7 +328,7 @@ def serve(options: Options, say: Callable[[str], None] = print) -> None:
 def opened(options: Options) -> Iterator[Served]:
     """Open the port, the folder and the models of a studio; close them at the end."""
     device = pick_device(options.device)
-    with closing(_listen(options.port)) as listener, claimed(options.out, "studio", adds=["runs"]):
+    with closing(_listen(options.port)) as listener, locked(options.out):
         port, token, events = listener.getsockname()[1], secrets.token_urlsafe(24), Events()
         studio = _studio(options, device, events)
         try:
