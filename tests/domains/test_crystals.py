@@ -34,9 +34,11 @@ JUDGED = [
 ]  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _no_data_given(monkeypatch):
-    monkeypatch.delenv("FMWC_DATA", raising=False)
+@pytest.fixture(autouse=True, scope="module")
+def _no_data_given():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("FMWC_DATA", raising=False)
+        yield
 
 
 @pytest.fixture(scope="session")
