@@ -36,7 +36,7 @@ from experiments.crystals.confidence import (
 )
 from experiments.crystals.relaxations import Relaxations, read_relaxed, relax_in_processes
 from fmwc.crystals import Candidate, candidates, hull_for, judge, mp20
-from fmwc.crystals.energy import Calculator, Forces
+from fmwc.crystals.energy import Calculator
 from fmwc.crystals.fingerprints import Fingerprints, fingerprints, read_fingerprints
 from fmwc.crystals.hull import SHIPPED
 from fmwc.crystals.matching import Known, alike
@@ -69,9 +69,6 @@ class _Stored(Calculator):
 
     def batches(self, candidates: Sequence[Candidate]) -> Iterator[list[float | str]]:
         yield [self._energies[one.name] for one in candidates]
-
-    def forces(self, candidates: Sequence[Candidate]) -> list[Forces | str]:
-        raise NotImplementedError("stored energies have no forces")
 
 
 @functools.lru_cache(maxsize=1)

@@ -41,7 +41,7 @@ BAD = {  # by name: the structure, and a part of its problem
     "flat": (crystal([11, 17], [[0, 0, 0], [0.5, 0.5, 0.5]], [1e-3, 300, 300]), "flat"),
     "needle": (crystal([11, 17], [[0, 0, 0], [0.5, 0.5, 0.5]], [3, 3, 300]), "needle"),
     "empty cell": (crystal([11, 17], [[0, 0, 0], [0.5, 0.5, 0.5]], [1e7, 1e7, 1e7]), "nearly empty"),
-    "isolated": (crystal([11, 17], [[0, 0, 0], [0.5, 0.5, 0.5]], [14, 14, 14]), "isolated: no neighbour within 6 Å"),
+    "isolated": (crystal([11, 17], [[0, 0, 0], [0.5, 0.5, 0.5]], [14, 14, 14]), "isolated atom"),
     "no atoms": (crystal([], [], [4, 4, 4]), "no atoms"),
     "no element": (crystal([11, 121], [[0, 0, 0], [0.5, 0.5, 0.5]], [4, 4, 4]), "121 is not one of the 118"),
     "unknown": (crystal([11, 98], [[0, 0, 0], [0.5, 0.5, 0.5]], [4, 4, 4]), "does not support Cf"),

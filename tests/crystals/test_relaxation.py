@@ -1,97 +1,36 @@
-"""Batched relaxation agrees with ASE, isolates failures, and resumes."""
+"""Relaxation lowers energies, isolates failures, and resumes."""
 
 import json
-from dataclasses import replace
+import math
 
 import numpy as np
 import pytest
 
 from fmwc.crystals import calculator, candidates, energies, judge, relax, relax_all
-from fmwc.crystals.energy import Forces
-from fmwc.crystals.relaxation import LARGEST_FORCE, TOGETHER
-from fmwc.crystals.structures import need, quiet
+from fmwc.crystals.relaxation import LARGEST_FORCE
+from fmwc.crystals.structures import quiet
 from fmwc.errors import DataError
 
 from .conftest import BAD, crystal, rock_salt
 from .test_energy import broken  # noqa: F401  (named as a calculator)
 
 
-def lennard_jones():
-    from ase.calculators.lj import LennardJones
-
-    return LennardJones(sigma=2.5, epsilon=0.1, rc=6.0, smooth=True)
-
-
-def shaken(candidate, size=0.08, seed=0):
-    """Return the structure with displaced atoms and a strained cell."""
-    generator = np.random.default_rng(seed)
-    strain = np.eye(3) + 0.05 * generator.normal(size=(3, 3))
-    moved = candidate.coords + size * generator.normal(size=candidate.coords.shape) / 5
-    return replace(candidate, coords=moved % 1, cell=candidate.cell @ strain)
-
-
-@pytest.fixture(scope="module")
-def mixed(prototypes):
-    """Structures of several sizes, all displaced."""
-    small = [c for c in candidates(prototypes) if len(c) <= 6][:4]
-    return [shaken(c, seed=i) for i, c in enumerate([*small, rock_salt(5.4)])]
-
-
-def by_ase(candidate, steps, calculator):
-    """Return the energy per atom and the number of steps of ASE's own FIRE."""
-    with quiet():
-        atoms = candidate.atoms()
-        atoms.calc = calculator
-        optimizer = need("ase.optimize").FIRE(need("ase.filters").FrechetCellFilter(atoms), logfile=None)
-        optimizer.run(fmax=LARGEST_FORCE, steps=steps)
-        return float(atoms.get_potential_energy()) / len(atoms), optimizer.nsteps
-
-
-# ---- forces ------------------------------------------------------------------------------------------------------
-
-
-def test_forces_agree_with_chgnet(chgnet, mixed):
-    from chgnet.model import CHGNet
+def test_forces_agree_with_chgnet(chgnet, prototypes):
+    """Those of the package take two backward passes."""
+    from chgnet.model.dynamics import CHGNetCalculator
 
     with quiet():
-        model = CHGNet.load(use_device="cpu", verbose=False)
-        theirs = [model.predict_structure(one.structure(), task="efs") for one in mixed]
-    for ours, one in zip(chgnet.forces(mixed), theirs, strict=True):
-        assert ours.energy == pytest.approx(float(one["e"]), abs=1e-5)
-        np.testing.assert_allclose(ours.forces, one["f"], atol=2e-4)
-        np.testing.assert_allclose(ours.stress * 160.21766208, one["s"], atol=2e-3)  # in GPa
-
-
-def test_forces_are_derivatives_of_the_energy(chgnet, mixed):
-    one, step = mixed[0], 0.01
-    found = chgnet.forces([one])[0]
-    direction = np.random.default_rng(1).normal(size=one.coords.shape)
-    moved = [replace(one, coords=one.coords + sign * step * direction @ np.linalg.inv(one.cell)) for sign in (1, -1)]
-    up, down = energies(moved, chgnet).per_atom * len(one)
-    assert -(found.forces * direction).sum() == pytest.approx((up - down) / (2 * step), rel=0.02)
-    strain = np.random.default_rng(2).normal(size=(3, 3))
-    bent = [replace(one, cell=one.cell @ (np.eye(3) + sign * step * strain / 5)) for sign in (1, -1)]
-    up, down = energies(bent, chgnet).per_atom * len(one)
-    assert (found.stress * strain / 5).sum() * one.volume == pytest.approx((up - down) / (2 * step), rel=0.02)
+        theirs = CHGNetCalculator(chgnet.model, use_device="cpu", on_isolated_atoms="error")
+        for one in [c for c in candidates(prototypes) if len(c) <= 6][:3]:
+            atoms, found = one.atoms(), []
+            atoms.rattle(0.05, seed=0)
+            for atoms.calc in (chgnet.ase, theirs):
+                found.append((atoms.get_potential_energy(), atoms.get_forces(), atoms.get_stress()))
+            for ours, expected in zip(*found, strict=True):
+                np.testing.assert_allclose(ours, expected, atol=3e-4)
 
 
 # ---- relaxation --------------------------------------------------------------------------------------------------
-
-
-def test_batched_relaxation_agrees_with_ase(mixed):
-    model = calculator(f"{__name__}:lennard_jones")
-    for one, after in zip(mixed, relax_all(mixed, model, 12), strict=True):
-        energy, steps = by_ase(one, 12, lennard_jones())
-        assert after.steps == steps
-        assert after.energy == pytest.approx(energy, abs=1e-9)
-
-
-def test_relaxation_does_not_depend_on_the_batch(chgnet, mixed):
-    together = relax_all(mixed, chgnet, 6)
-    for one, after in zip(mixed, together, strict=True):
-        alone = relax(one, chgnet, 6)
-        assert after.energy == pytest.approx(alone.energy, abs=2e-4)
-        assert after.rmsd == pytest.approx(alone.rmsd, abs=2e-3)
 
 
 def test_relaxation_lowers_the_energy(chgnet):
@@ -113,7 +52,9 @@ def test_converged_means_small_forces(chgnet):
     assert 1 < long.steps < 60
     again = relax(long.candidate, chgnet, 60)  # the deformation is measured from another cell, but forces stay small
     assert (again.converged, again.steps) == (True, 0)
-    assert abs(chgnet.forces([long.candidate])[0].forces).max() < LARGEST_FORCE
+    atoms = long.candidate.atoms()
+    atoms.calc = chgnet.ase
+    assert abs(atoms.get_forces()).max() < LARGEST_FORCE
 
 
 def test_failed_relaxations_have_a_reason(chgnet):
@@ -130,44 +71,51 @@ def test_relaxation_with_a_broken_calculator():
 
 
 class Unruly:
-    """A model that pulls the structure `wild` apart, cannot evaluate `dark`, and gives NaN for `numb`."""
+    """A model that pulls lithium apart, cannot evaluate potassium, and gives NaN for rubidium; caesium moves on."""
 
     name, highest = "unruly", 94
 
     def __init__(self):
-        self.calls = 0
+        from ase.calculators.calculator import Calculator
 
-    def forces(self, given):
-        self.calls += 1
-        flat = np.zeros((3, 3))
-        found = []
-        for one in given:
-            pull = np.diag([1e4, 1e4, 1e4]) if one.name == "wild" else flat
-            energy = np.nan if one.name == "numb" else -1.0
-            forces = np.zeros((len(one), 3)) + (0.1 if one.name == "slow" else 0)
-            found.append("no light" if one.name == "dark" else Forces(energy, forces, pull))
-        return found
+        class Ase(Calculator):
+            implemented_properties = ("energy", "forces", "stress")
+            calls = 0
+
+            def calculate(self, atoms=None, properties=None, system_changes=None):
+                super().calculate(atoms, properties, system_changes)
+                self.calls += 1
+                first = atoms.symbols[0]
+                if first == "K":
+                    raise RuntimeError("no light")
+                self.results["energy"] = math.nan if first == "Rb" else -1.0 * len(atoms)
+                self.results["forces"] = np.zeros((len(atoms), 3)) + (0.1 if first == "Cs" else 0)
+                self.results["stress"] = np.array([1e4, 1e4, 1e4, 0, 0, 0]) * (first == "Li")
+
+        self.ase = Ase()
+
+    def correction(self, candidate):
+        return 0.0
 
 
 def test_a_failure_does_not_harm_the_others():
-    names = ("fine", "wild", "dark", "numb", "slow")
-    found = relax_all([rock_salt(name=name) for name in names], Unruly(), 200)
+    found = relax_all([rock_salt(6, z, 17) for z in (11, 3, 19, 37, 55)], Unruly(), 200)
     fine, wild, dark, numb, slow = found
     assert (fine.problem, fine.converged, fine.steps, fine.energy) == ("", True, 0, -1.0)
     assert "during the relaxation, its cell has collapsed" in wild.problem
     assert 0 < wild.steps < 200
-    assert dark.problem == "relaxation failed after 0 steps: no light"
+    assert dark.problem == "relaxation failed after 0 steps: RuntimeError: no light"
     assert "not finite" in numb.problem
     assert (slow.problem, slow.converged, slow.steps) == ("", False, 200)
 
 
 def test_an_interrupted_run_resumes(tmp_path):
-    salts = [rock_salt(5 + i / 100, name=f"{i}") for i in range(2 * TOGETHER + 3)]
+    salts = [rock_salt(5 + i / 100, 55 if i % 2 else 11, name=f"{i}") for i in range(7)]
     salts[1] = BAD["coincident"][0]
 
     def interrupt(stage, done, total):
         assert (stage, total) == ("relaxation", len(salts))
-        if done > TOGETHER:
+        if done > 3:
             raise KeyboardInterrupt
 
     first = Unruly()
@@ -176,29 +124,26 @@ def test_an_interrupted_run_resumes(tmp_path):
     second, all_at_once = Unruly(), Unruly()
     resumed = relax_all(salts, second, 5, kept=tmp_path)
     fresh = relax_all(salts, all_at_once, 5)
-    assert first.calls + second.calls == all_at_once.calls
+    assert first.ase.calls + second.ase.calls == all_at_once.ase.calls
     for a, b in zip(resumed, fresh, strict=True):
-        assert (a.problem, a.steps, a.converged, a.candidate.name) == (
-            b.problem,
-            b.steps,
-            b.converged,
-            b.candidate.name,
-        )
+        told = ("problem", "steps", "converged")
+        assert [getattr(a, name) for name in told] == [getattr(b, name) for name in told]
+        assert a.candidate.name == b.candidate.name
         np.testing.assert_array_equal([a.energy, a.rmsd], [b.energy, b.rmsd])
         np.testing.assert_array_equal(a.candidate.coords, b.candidate.coords)
         np.testing.assert_array_equal(a.candidate.cell, b.candidate.cell)
     third = Unruly()
     relax_all(salts, third, 6, kept=tmp_path)  # other settings
-    assert third.calls > 0
+    assert third.ase.calls > 0
 
 
 def test_damaged_results_are_refused(tmp_path):
     relax_all([rock_salt()], Unruly(), 5, kept=tmp_path)
     (path,) = tmp_path.iterdir()
-    rows = json.loads(path.read_text())
-    for content in ([], [{**rows[0], "coords": [[0, 0, 0]]}], [{"steps": 1, "problem": ""}]):
+    row = json.loads(path.read_text())
+    for content in ([], {**row, "coords": [[0, 0, 0]]}, {"steps": 1, "problem": ""}):
         path.write_text(json.dumps(content))
-        with pytest.raises(DataError, match="delete it"):
+        with pytest.raises(DataError):
             relax_all([rock_salt()], Unruly(), 5, kept=tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Compute energies, forces and stresses of structures with an energy model."""
+"""Compute energies of structures with an energy model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib.metadata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 from unittest.mock import patch
 
 import numpy as np
@@ -17,208 +17,25 @@ from fmwc.crystals.structures import (
     ELEMENTS,
     Candidate,
     Crystals,
-    Neighbours,
     candidates,
     need,
-    neighbours,
     one_line,
     quiet,
     refusal,
-    symbol,
 )
 from fmwc.entry import call_entry
-from fmwc.errors import DataError, UnknownNameError, UsageError, nearest
+from fmwc.errors import UnknownNameError, UsageError, nearest
 
 __all__ = [
     "CALCULATORS",
     "Calculator",
-    "Chgnet",
     "Energies",
-    "Forces",
     "Progress",
     "calculator",
     "energies",
-    "graph",
     "mp2020_correction",
     "version",
 ]
-
-
-# ---- graphs of CHGNet ------------------------------------------------------------------------------------------------
-# CHGNet in batches, without forces. The weights come with the chgnet package.
-#
-# The package's own converter creates a Python object for every bond: 1.5 ms per structure instead of the 0.4 ms of
-# `graph`, which uses whole arrays. When it fails, it also writes a file into the working directory.
-
-BATCH = {"cpu": 10_000, "cuda": 300_000}  # bonds and angles per batch
-WEIGHTS = "pretrained/0.3.0/chgnet_0.3.0_e29f68s314m37.pth.tar"
-
-
-def _reversed(pairs: Neighbours, atoms: int) -> np.ndarray:  # (E,)
-    """Return the index of the reversed pair of each pair; −1 if it is missing."""
-    reach = int(abs(pairs.image).max()) + 1
-    base = 2 * reach + 1
-
-    def code(centre: np.ndarray, other: np.ndarray, image: np.ndarray) -> np.ndarray:
-        x, y, z = (image.astype(np.int64) + reach).T
-        return (((centre * atoms + other) * base + x) * base + y) * base + z
-
-    forward = code(pairs.centre, pairs.other, pairs.image)
-    backward = code(pairs.other, pairs.centre, -pairs.image)
-    order = np.argsort(forward)
-    place = order[np.searchsorted(forward[order], backward).clip(max=len(order) - 1)]
-    return np.where(forward[place] == backward, place, -1)
-
-
-def _angles(centre: np.ndarray, short: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return all ordered pairs of distinct short bonds at the same atom."""
-    short = short[np.argsort(centre[short], kind="stable")]
-    _, start, counts = np.unique(centre[short], return_index=True, return_counts=True)
-    per_bond = np.repeat(counts, counts)  # the number of short bonds of this bond's atom
-    first = np.repeat(np.arange(len(short)), per_bond)
-    offset = np.arange(len(first)) - np.repeat(np.cumsum(per_bond) - per_bond, per_bond)
-    second = np.repeat(np.repeat(start, counts), per_bond) + offset
-    different = first != second
-    return short[first[different]], short[second[different]]
-
-
-def graph(candidate: Candidate, cutoff: float, bond_cutoff: float) -> Any:
-    """Return the `CrystalGraph` of a structure, which `refusal` must accept."""
-    pairs = neighbours(candidate, cutoff)
-    if len(pairs.centre):
-        back = _reversed(pairs, len(candidate))
-        if (back < 0).any():  # due to rounding, a bond may be within the cutoff in one direction only
-            pairs = Neighbours(*(part[back >= 0] for part in pairs))
-            back = _reversed(pairs, len(candidate))
-    alone = np.setdiff1d(np.arange(len(candidate)), pairs.centre)
-    if len(alone):
-        element = symbol(candidate.numbers[alone[0]])
-        raise DataError(f"{element} (atom {alone[0]}) is isolated: no neighbour within {cutoff:g} Å")
-    once = np.flatnonzero(np.arange(len(back)) < back)
-    undirected = np.empty(len(back), np.int64)
-    undirected[once] = undirected[back[once]] = np.arange(len(once))
-    first, second = _angles(pairs.centre, np.flatnonzero(pairs.distance < bond_cutoff))
-    bonds = np.stack([pairs.centre[first], undirected[first], first, undirected[second], second], 1)
-
-    def integers(array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32))
-
-    return need("chgnet.graph.crystalgraph").CrystalGraph(
-        atomic_number=integers(candidate.numbers),
-        atom_frac_coord=torch.from_numpy((candidate.coords % 1.0).astype(np.float32)),
-        atom_graph=integers(np.stack([pairs.centre, pairs.other], 1)),
-        atom_graph_cutoff=cutoff,
-        neighbor_image=torch.from_numpy(pairs.image.astype(np.float32)),
-        directed2undirected=integers(undirected),
-        undirected2directed=integers(once),
-        bond_graph=integers(bonds),
-        bond_graph_cutoff=bond_cutoff,
-        lattice=torch.from_numpy(candidate.cell.astype(np.float32)),
-    )
-
-
-class Forces(NamedTuple):
-    """The energy of a structure and its derivatives.
-
-    Attributes:
-        energy: eV/atom.
-        forces: eV/Å, `(A, 3)`.
-        stress: eV/Å³, `(3, 3)`, positive under tension.
-    """
-
-    energy: float
-    forces: np.ndarray
-    stress: np.ndarray
-
-
-# ---- CHGNet ----------------------------------------------------------------------------------------------------------
-
-
-class Chgnet:
-    """CHGNet, evaluated in batches. Its energies need no correction."""
-
-    name = "chgnet"
-    highest = 94
-
-    def __init__(self, device: str) -> None:
-        package = need("chgnet")
-        with quiet():
-            # Like `CHGNet.load()`, but without unpickling.
-            state = torch.load(Path(package.__file__).parent / WEIGHTS, map_location="cpu", weights_only=True)
-            model = need("chgnet.model.model").CHGNet.from_dict(state["model"], mlp_out_bias=False, version="0.3.0")
-        self.model = model.to(device).eval().requires_grad_(False)
-        self.device = device
-        self._cutoffs = model.graph_converter.atom_graph_cutoff, model.graph_converter.bond_graph_cutoff
-
-    def batches(self, candidates: Sequence[Candidate]) -> Iterator[list[float | str]]:
-        return self._batches(candidates, self._energies)
-
-    def correction(self, candidate: Candidate) -> float:
-        return 0.0  # it was trained on corrected energies
-
-    def forces(self, candidates: Sequence[Candidate]) -> list[Forces | str]:
-        return [outcome for batch in self._batches(candidates, self._forces) for outcome in batch]
-
-    def _batches(self, candidates: Sequence[Candidate], compute: Callable[[list[Any]], list[Any]]) -> Iterator[Any]:
-        batch: list[Any] = []  # the graph of each structure, or the reason why there is none
-        size, most = 0, BATCH["cuda" if self.device.startswith("cuda") else "cpu"]
-        for candidate in candidates:
-            cost, entry = 0, None
-            try:
-                entry = graph(candidate, *self._cutoffs)
-                cost = len(entry.atom_graph) + len(entry.bond_graph)
-            except DataError as error:
-                entry = str(error)
-            except (ValueError, MemoryError) as error:
-                entry = f"no graph: {one_line(error)}"
-            if size and size + cost > most:
-                yield self._outcomes(batch, compute)
-                batch, size = [], 0
-            batch.append(entry)
-            size += cost
-        yield self._outcomes(batch, compute)
-
-    def _outcomes(self, batch: list[Any], compute: Callable[[list[Any]], list[Any]]) -> list[Any]:
-        """Return the results of a batch. If it fails, try each structure alone, so that only the faulty one fails."""
-        graphs = [entry.to(self.device) for entry in batch if not isinstance(entry, str)]
-        try:
-            values = compute(graphs) if graphs else []
-        except (RuntimeError, MemoryError, IndexError, ValueError) as error:
-            if len(batch) == 1:
-                return [f"chgnet failed: {one_line(error)}"]
-            return [self._outcomes([entry], compute)[0] for entry in batch]
-        rest = iter(values)
-        return [entry if isinstance(entry, str) else next(rest) for entry in batch]
-
-    @torch.no_grad()
-    def _energies(self, graphs: list[Any]) -> list[float]:
-        values: list[float] = self.model(graphs, task="e")["e"].tolist()
-        return values
-
-    def _forces(self, graphs: list[Any]) -> list[Forces]:
-        """Return forces and stresses from a single backward pass.
-
-        CHGNet's own task `efs` does two backward passes, each of which builds a graph for second derivatives.
-        """
-        cells = [g.lattice for g in graphs]
-        strains = [torch.zeros_like(cell, requires_grad=True) for cell in cells]
-        places = [g.atom_frac_coord.detach().requires_grad_() for g in graphs]  # fractional, so independent of strain
-        for g, cell, strain, place in zip(graphs, cells, strains, places, strict=True):
-            g.lattice, g.atom_frac_coord = cell + cell @ strain, place
-        with quiet():  # CHGNet computes volumes that are not needed here, and torch warns of their gradients
-            energies = self.model(graphs, task="e")["e"]
-        atoms = torch.tensor([len(place) for place in places], device=energies.device)
-        found = torch.autograd.grad((energies * atoms).sum(), [*places, *strains])
-        slopes, virials = found[: len(graphs)], found[len(graphs) :]
-        return [
-            Forces(
-                energy,
-                -np.linalg.solve(cell, slope.T).T,  # ∂E/∂fractional = ∂E/∂r · cellᵀ
-                virial / abs(np.linalg.det(cell)),
-            )
-            for energy, *arrays in zip(energies.tolist(), cells, slopes, virials, strict=True)
-            for cell, slope, virial in [[array.double().cpu().numpy() for array in arrays]]
-        ]
 
 
 # ---- energies --------------------------------------------------------------------------------------------------------
@@ -239,12 +56,10 @@ class Calculator(Protocol):
 
     name: str
     highest: int  # largest atomic number that the model supports
+    ase: Any  # the ASE calculator
 
     def batches(self, candidates: Sequence[Candidate]) -> Iterator[list[float | str]]:
         """Yield batches with the energy per atom of each structure, or the reason why there is none."""
-
-    def forces(self, candidates: Sequence[Candidate]) -> list[Forces | str]:
-        """Return energy, forces and stress of each structure, or the reason why there are none."""
 
     def correction(self, candidate: Candidate) -> float:
         """Return what the energy per atom of a structure contains besides the model's output."""
@@ -287,32 +102,84 @@ class _Ase:
     def __init__(self, name: str, load: Callable[[], Any], *, corrected: bool = False) -> None:
         self.name, self.corrected = name, corrected
         with quiet():
-            self._calculator = load()
+            self.ase = load()
 
     def batches(self, candidates: Sequence[Candidate]) -> Iterator[list[float | str]]:
         for candidate in candidates:
-            yield [self._outcome(candidate, self._energy)]
-
-    def forces(self, candidates: Sequence[Candidate]) -> list[Forces | str]:
-        def compute(candidate: Candidate, atoms: Any) -> Forces:
-            return Forces(self._energy(candidate, atoms), atoms.get_forces(), atoms.get_stress(voigt=False))
-
-        return [self._outcome(candidate, compute) for candidate in candidates]
+            yield [self._outcome(candidate)]
 
     def correction(self, candidate: Candidate) -> float:
         return mp2020_correction(candidate) if self.corrected else 0.0
 
-    def _energy(self, candidate: Candidate, atoms: Any) -> float:
-        return float(atoms.get_potential_energy()) / len(atoms) + self.correction(candidate)
-
-    def _outcome(self, candidate: Candidate, compute: Callable[[Candidate, Any], Any]) -> Any:
+    def _outcome(self, candidate: Candidate) -> float | str:
         try:
             with quiet():
                 atoms = candidate.atoms()
-                atoms.calc = self._calculator
-                return compute(candidate, atoms)
+                atoms.calc = self.ase
+                return float(atoms.get_potential_energy()) / len(atoms) + self.correction(candidate)
         except Exception as error:  # affects only this structure
             return f"{self.name} failed: {one_line(error)}"
+
+
+WEIGHTS = "pretrained/0.3.0/chgnet_0.3.0_e29f68s314m37.pth.tar"
+BATCH = {"cpu": 128, "cuda": 4096}  # atoms per batch
+
+
+class _Chgnet(_Ase):
+    """CHGNet, whose energies are computed in batches. They need no correction: it was trained on corrected energies."""
+
+    highest = 94
+
+    def __init__(self, device: str) -> None:
+        super().__init__("chgnet", lambda: _chgnet(device))
+        self.model, self._device = self.ase.model.eval().requires_grad_(False), device
+
+    def batches(self, candidates: Sequence[Candidate]) -> Iterator[list[float | str]]:
+        batch: list[Candidate] = []
+        for candidate in candidates:
+            if batch and sum(map(len, batch)) + len(candidate) > BATCH[self._device.partition(":")[0]]:
+                yield self._energies(batch)
+                batch = []
+            batch.append(candidate)
+        yield self._energies(batch)
+
+    def _energies(self, batch: list[Candidate]) -> list[float | str]:
+        """Return the energies of a batch. If it fails, try each structure alone, so that only the faulty one fails."""
+        if not batch:
+            return []
+        try:
+            with quiet(), torch.no_grad():
+                graphs = [self.model.graph_converter(one.structure()).to(self._device) for one in batch]
+                values: list[float | str] = self.model(graphs, task="e")["e"].tolist()
+                return values
+        except Exception as error:
+            if len(batch) == 1:
+                return [f"chgnet failed: {one_line(error)}"]
+            return [self._energies([one])[0] for one in batch]
+
+
+def _chgnet(device: str) -> Any:
+    dynamics = need("chgnet.model.dynamics")
+
+    class OnePass(dynamics.CHGNetCalculator):  # type: ignore[name-defined]
+        """CHGNet's calculator with one backward pass. Its own takes two that prepare second derivatives."""
+
+        def calculate(self, atoms: Any = None, *_: Any, **__: Any) -> None:
+            self.atoms = atoms.copy()
+            graph = self.model.graph_converter(dynamics.AseAtomsAdaptor.get_structure(atoms)).to(self.device)
+            cell, place = graph.lattice.detach(), graph.atom_frac_coord.detach().requires_grad_()
+            strain = torch.zeros_like(cell, requires_grad=True)
+            graph.lattice, graph.atom_frac_coord = cell + cell @ strain, place  # fractions do not depend on strain
+            energy = len(atoms) * self.model([graph], task="e")["e"].sum()
+            slope, virial = (part.double().cpu().numpy() for part in torch.autograd.grad(energy, [place, strain]))
+            forces = -np.linalg.solve(cell.double().cpu().numpy(), slope.T).T
+            self.results = {"forces": forces, "stress": virial / atoms.get_volume()}
+            self.results |= dict.fromkeys(("energy", "free_energy"), float(energy.detach()))
+
+    # Like `CHGNet.load()`, but without unpickling.
+    state = torch.load(Path(need("chgnet").__file__).parent / WEIGHTS, map_location="cpu", weights_only=True)
+    model = need("chgnet.model.model").CHGNet.from_dict(state["model"], mlp_out_bias=False, version="0.3.0")
+    return OnePass(model, use_device=device, on_isolated_atoms="error")
 
 
 def _mace(device: str) -> Any:
@@ -349,7 +216,7 @@ def _mattersim(device: str) -> Any:
 
 
 CALCULATORS: dict[str, Callable[[str], Calculator]] = {
-    "chgnet": Chgnet,
+    "chgnet": _Chgnet,
     # MACE, ORB, MatterSim and SevenNet were trained on uncorrected energies with the settings of the Materials Project.
     "mace": lambda device: _Ase("mace", lambda: _mace(device), corrected=True),
     "orb": lambda device: _Ase("orb", lambda: _orb(device), corrected=True),
