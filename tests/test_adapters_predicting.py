@@ -112,7 +112,7 @@ class Ragged(nn.Module):
         return torch.arange(len(n)).repeat_interleave(n), torch.cat([torch.arange(int(k)) for k in n])
 
     def rows(self, x, t, y, n):
-        return [torch.cat([self._flat(n)[0], torch.full((3,), len(n))])]
+        return {"*": torch.cat([self._flat(n)[0], torch.full((3,), len(n))])}
 
     def forward(self, x, t, y, n):
         sample, place = self._flat(n)

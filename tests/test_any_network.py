@@ -61,12 +61,7 @@ def test_batch_dimension_must_come_first(net):
             call(fmwc.attach(net, space=SHAPE))
 
 
-def test_row_order_is_checked_once():
-    field = fmwc.attach(Sequence(batch_first=True), space=SHAPE)
-    fmwc.sample(field, 1, steps=1)
-    assert not field.row_order_checked  # one sample cannot show the order
-    fmwc.sample(field, 2, steps=1)
-    assert field.row_order_checked
+def test_sequences_with_samples_first_agree_with_draws():
     field = fmwc.attach(Sequence(batch_first=True).eval(), space=SHAPE, initial_log_alpha=-8.0)
     x, t = torch.randn(4, *SHAPE), torch.rand(4)
     ratio = field.moments(x, t).var.sum((1, 2)) / field.moments(x, t, MonteCarlo(2048, 128), seed=0).var.sum((1, 2))

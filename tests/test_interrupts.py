@@ -81,9 +81,9 @@ CALLS = {
 def test_an_interrupt_at_every_point(build, call):
     field = build()
     field.train()
-    field.row_order_checked = True
     next(field.network.children()).eval()
     x, t = torch.randn(3, *field.space.channels["x"].shape), torch.rand(3)
+    field.check_rows(x, t)
     before, number, more = states(field), 0, True
     while more:
         number += 1

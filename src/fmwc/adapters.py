@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from fmwc.conventions import PREDICTIONS, SCHEDULES, PathSchedule
 from fmwc.errors import UsageError, pick
+from fmwc.flow import declared, rows_of
 from fmwc.state import batch_size, tree_map, unsqueeze_like
 
 __all__ = [
@@ -44,7 +45,26 @@ __all__ = [
 ]
 
 
-class Adapted(nn.Module):
+class Adapter(nn.Module):
+    """Base class of adapters, which pass on what their network declares (:func:`fmwc.flow.declared`)."""
+
+    network: nn.Module
+
+    def passed_on(self, name: str) -> Any:
+        """Return what the network declares, for this adapter."""
+        found = declared(self.network, name)
+        return self._rows if name == "rows" and found is not None else found
+
+    def inputs(self, x: Any, t: Tensor, cond: dict[str, Any]) -> tuple[Any, Tensor, dict[str, Any]]:
+        """Return the state, time and conditions that the network is called with."""
+        return x, t, cond
+
+    def _rows(self, x: Any, t: Tensor, **cond: Any) -> dict[str, Any]:
+        x, t, cond = self.inputs(x, t, cond)
+        return {f"network.{pattern}": owner for pattern, owner in (rows_of(self.network, x, t, cond) or {}).items()}
+
+
+class Adapted(Adapter):
     """Adapter of a network with another signature, called as `(x, t, **cond)`. `adapt` is an alias of this class.
 
     >>> bilinear = nn.Bilinear(1, 2, 2)  # called as (t, x)
@@ -90,11 +110,15 @@ class Adapted(nn.Module):
         v = self.called(x, t, **cond)
         return tree_map(lambda c: -c, v) if self.backwards else v
 
-    def called(self, x: Any, t: Tensor, **cond: Any) -> Any:
-        """Return the network's output, before conversion, at time t."""
+    def inputs(self, x: Any, t: Tensor, cond: dict[str, Any]) -> tuple[Any, Tensor, dict[str, Any]]:
+        """Return the state, time and conditions that the network is called with."""
         time = (1 - t if self.backwards else t) * self.scale
         time = time[:, None] if self.column else time
-        cond = {**self.always, **{name: getattr(self, f"_always_{name}") for name in self.fixed}, **cond}
+        return x, time, {**self.always, **{name: getattr(self, f"_always_{name}") for name in self.fixed}, **cond}
+
+    def called(self, x: Any, t: Tensor, **cond: Any) -> Any:
+        """Return the network's output, before conversion, at time t."""
+        x, time, cond = self.inputs(x, t, cond)
         if self.time is not None:
             value = self.network(x, **{self.time: time}, **cond)
         else:
@@ -203,7 +227,7 @@ class Predicting(Adapted):
 predicting = Predicting
 
 
-class Denoised(nn.Module):
+class Denoised(Adapter):
     r"""Adapter of a denoiser E[x₁ | x] with a schedule (azula's) of scales α of data and σ of noise.
 
     With the denoiser's time s = 1 − t and x = αx₁ + σx₀, the velocity is that of x given the expected data,
@@ -226,11 +250,15 @@ class Denoised(nn.Module):
 
     def forward(self, x: Tensor, t: Tensor, **cond: Any) -> Tensor:
         """Return the velocity towards data."""
-        s = (1 - t).to(x.dtype)
+        x, s, cond = self.inputs(x, t, cond)
         alpha, sigma, d_alpha, d_sigma = (_scale_like(scale, x) for scale in self._scales(s))
         data = self.network(x, s, **cond).mean
         # The data occur once in the formula, so that diagonal propagation counts their variance once.
         return (d_sigma * alpha / sigma - d_alpha) * data - d_sigma / sigma * x
+
+    def inputs(self, x: Tensor, t: Tensor, cond: dict[str, Any]) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """Return the state, time and conditions that the network is called with."""
+        return x, (1 - t).to(x.dtype), cond
 
     def path(self, x0: Any, x1: Any, t: Tensor) -> tuple[Any, Any]:
         """Return the path of the schedule: α x1 + σ x0 at t, and its velocity."""
@@ -244,7 +272,7 @@ class Denoised(nn.Module):
 # ---- guidance --------------------------------------------------------------------------------------------------------
 
 
-class Guided(nn.Module):
+class Guided(Adapter):
     r"""Network with classifier-free guidance, v = v_∅ + w (v_c − v_∅), evaluated in one call on a doubled batch.
 
     Both evaluations of a sample use the same draw of the weights, so shared errors cancel in the difference. Two
@@ -264,24 +292,18 @@ class Guided(nn.Module):
         super().__init__()
         if not null:
             raise UsageError("give the value that means no condition by name, for example Guided(net, 2.0, y=10)")
+        if declared(network, "doubled"):
+            raise UsageError(
+                "the network is evaluated twice already, by other guidance; give one Guided all conditions"
+            )
         self.network, self.weight, self.nulls = network, weight, list(null)
         for name, value in null.items():
             self.register_buffer(f"_null_{name}", torch.as_tensor(value), persistent=False)
 
-    @property
-    def rows(self) -> Callable[..., Any] | None:
-        """Function that returns the evaluation of each row; `None` if the network has no method `rows`."""
-        return self._rows if callable(getattr(self.network, "rows", None)) else None
-
-    @property
-    def path(self) -> Callable[..., Any] | None:
-        """The network's own method `path`; `None` if it has none."""
-        path = getattr(self.network, "path", None)
-        return path if callable(path) and not isinstance(path, nn.Module) else None
-
     def forward(self, x: Any, t: Tensor, **cond: Any) -> Any:
         """Return the guided velocity."""
-        v = self.network(*self._twice(x, t), **self._both(cond, batch_size(x)))
+        twice, times, both = self.inputs(x, t, cond)
+        v = self.network(twice, times, **both)
         return tree_map(lambda c: self._guided(c.unflatten(0, (-1, 2))), v)
 
     def conditional(self, x: Any, t: Tensor, **cond: Any) -> Any:
@@ -291,12 +313,11 @@ class Guided(nn.Module):
     def _guided(self, v: Tensor) -> Tensor:  # (B, 2, *)
         return v[:, 1] + self.weight * (v[:, 0] - v[:, 1])
 
-    def _rows(self, x: Any, t: Tensor, **cond: Any) -> Any:
-        return self.network.rows(*self._twice(x, t), **self._both(cond, batch_size(x)))  # type: ignore[operator]
-
-    def _twice(self, x: Any, t: Tensor) -> tuple[Any, Tensor]:
+    def inputs(self, x: Any, t: Tensor, cond: dict[str, Any]) -> tuple[Any, Tensor, dict[str, Any]]:
+        """Return the doubled batch that the network is called with."""
         # Interleaved, because the noise model expects the rows of a sample to be adjacent.
-        return tree_map(lambda c: c.repeat_interleave(2, 0), x), t.expand(batch_size(x)).repeat_interleave(2)
+        twice = tree_map(lambda c: c.repeat_interleave(2, 0), x)
+        return twice, t.expand(batch_size(x)).repeat_interleave(2), self._both(cond, batch_size(x))
 
     def _both(self, cond: dict[str, Any], count: int) -> dict[str, Any]:
         if missing := [name for name in self.nulls if name not in cond]:

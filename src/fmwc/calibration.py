@@ -320,7 +320,11 @@ def _try_without_conditions(field: Field) -> None:
     except FmwcError:
         raise
     except Exception as error:  # user code may raise anything
-        takes = list(inspect.signature(field.network.forward).parameters)[2:]
+        network: Any = field.network
+        while hasattr(network, "passed_on"):  # an adapter, whose own signature has no names
+            network = network.network
+        parameters = inspect.signature(network.forward).parameters.values()
+        takes = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)][2:]
         named = f"; its other arguments are {', '.join(takes)}" if takes else ""
         raise UsageError(
             f"the network does not run as network(x, t) without conditions ({one_line(error)}){named}; give "

@@ -408,7 +408,8 @@ def load(
         raise CheckpointError(f"{folder} holds a network without noise; load it with fmwc.checkpoint.load_network")
     tensors = _read(folder, content)
     reference = {n.removeprefix(_REFERENCE): tensors.pop(n) for n in list(tensors) if n.startswith(_REFERENCE)}
-    if (width := tensors.get(_WIDTH)) is None or not width.ndim or len(width) != content["noise"]["width"]:
+    width = tensors.get(_WIDTH)
+    if content["noise"]["layers"] and (width is None or not width.ndim or len(width) != content["noise"]["width"]):
         raise CheckpointError(
             f"{folder}/{RECORD} and its weights disagree on the width of the inference networks; copy it again"
         )

@@ -21,17 +21,20 @@ from traceback import walk_tb
 from typing import Any, NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._C import _exit_dual_level
 from torch.autograd import forward_ad
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointError
 
 from fmwc.errors import NoRuleError, UsageError, pick
-from fmwc.modes import Scope, compiling
+from fmwc.flow import declared
+from fmwc.modes import Scope
 from fmwc.moments import Closure, GaussHermite, Gaussian, Moments, as_closure, moments_of
-from fmwc.noise import Draw, NoisyLayer, Pass
+from fmwc.noise import Draw, NoisyLayer, Pass, PushedMode
 from fmwc.randomness import Randomness, signs
 from fmwc.state import SINGLE, batch_size, channels, first_channel, per_sample, tree_map, unsqueeze_like, wide
 
@@ -56,13 +59,7 @@ __all__ = [
 
 
 class Noisy(Protocol):
-    """Interface of a field that an estimator can read.
-
-    Attributes:
-        row_order_checked: Whether the rows of every layer have been checked to be in the order of the samples.
-    """
-
-    row_order_checked: bool
+    """Interface of a field that an estimator can read."""
 
     @property
     def fused(self) -> bool:
@@ -110,8 +107,6 @@ def normal_inputs(x: Any, t: Tensor, cond: dict[str, Any]) -> tuple[Any, Tensor,
 
 
 # ---- recorded passes -------------------------------------------------------------------------------------------------
-
-OTHERS = 0.1  # largest share of a gradient from rows of other samples, if samples interact
 
 
 class Recorded(NamedTuple):
@@ -173,27 +168,6 @@ def contributions(gradients: list[Tensor | None], record: Record, count: int) ->
         return per_sample(var, count, call.owner)
 
     return torch.stack([of_call(*pair) for pair in zip(gradients, record.calls, strict=True)])
-
-
-def require_own_rows(v: Any, record: Record) -> None:
-    """Raise if the first sample's velocity depends on rows of a layer that are assigned to other samples.
-
-    A layer may have several rows per sample, which are assigned to samples in order. With another layout (sequences
-    first, as in torch's transformers), variances would be assigned to the wrong samples.
-    """
-    count, probe = batch_size(v), tree_map(lambda c: torch.zeros_like(c.detach()), v)
-    for value in channels(probe).values():
-        value[0] = 1
-    for call, gradient in zip(record.calls, _gradients(v, record, probe), strict=False):
-        if gradient is None:
-            continue
-        first, *others = per_sample(wide(gradient).square(), count, call.owner).tolist()
-        if sum(others) > OTHERS * first:
-            raise UsageError(
-                f"the rows of layer '{call.noisy.name}' are not ordered by sample, so its noise would be "
-                "assigned to the wrong ones: put samples first (batch_first=True), or exclude the layer; samples that "
-                "interact (a batch norm without running statistics) are not supported"
-            )
 
 
 def unit_probes(state: Any) -> Iterator[tuple[str, int, Any]]:
@@ -265,9 +239,6 @@ class Linearised:
             # Differentiate from the state on, so that a checkpointed block, recomputed without hooks, saves the
             # same tensors both times even if all weights are frozen.
             v = field.run(record, tree_map(lambda c: c.detach().clone().requires_grad_().clone(), x), t, cond=cond)
-            if not field.row_order_checked and batch_size(v) > 1 and not compiling():
-                require_own_rows(v, record)
-                field.row_order_checked = True
             mean = plain_output(field, x, t, cond) if field.fused else tree_map(Tensor.detach, v)
             var = self._exact(v, record) if self.probes is None else self._probed(v, record, randomness)
         return Moments(mean, var if isinstance(v, dict) else var[SINGLE])  # type: ignore[arg-type]
@@ -312,6 +283,17 @@ class Push(Pass):
         std = noisy.output_var(layer, known, log_alpha).sqrt()
         direction = std * noisy.correlated(layer, known, log_alpha, std, self.randomness.normal(value))
         return forward_ad.make_dual(value, direction if tangent is None else tangent + direction)
+
+
+class _Contiguous(TorchFunctionMode):
+    """Mode in which group norms take contiguous inputs, because their forward mode cannot view a transposed tangent."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (F.group_norm, torch.group_norm):
+            value, tangent = forward_ad.unpack_dual(args[0])
+            if tangent is not None:
+                args = forward_ad.make_dual(value.contiguous(), tangent.contiguous()), *args[1:]
+        return func(*args, **(kwargs or {}))
 
 
 _FORWARD = RLock()  # all threads share torch's level of forward mode and choice of attention kernels
@@ -365,7 +347,8 @@ class Tangent:
         mean, var = None, None
 
         def pushed() -> tuple[Any, Any]:
-            v = tree_map(forward_ad.unpack_dual, field.run(Push(randomness), x, t, cond=cond))
+            push = Push(randomness)
+            v = tree_map(forward_ad.unpack_dual, PushedMode(_Contiguous()).call(field.run, push, x, t, cond=cond))
             # Values outlive the level, so they are copied out of their dual pairs.
             tangent = tree_map(lambda c: wide(torch.zeros_like(c.primal) if c.tangent is None else c.tangent), v)
             return tree_map(lambda c: c.primal.clone(), v), tree_map(torch.square, tangent)
@@ -413,7 +396,7 @@ class Diagonal:
     rounds = True
 
     def __call__(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
-        if getattr(getattr(field, "network", None), "doubled", False):
+        if declared(field, "doubled"):
             raise UsageError(
                 "diagonal propagation treats the two evaluations of a guided network as independent, but they share "
                 "their weights; use the linearised estimator"

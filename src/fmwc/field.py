@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
@@ -12,11 +13,11 @@ from torch import Tensor, nn
 
 from fmwc.errors import NotFiniteError, ShapeError, UsageError, require_finite
 from fmwc.estimators import Estimator, as_estimator
-from fmwc.flow import Space, as_space, euclidean
+from fmwc.flow import DECLARED, Space, as_space, declared, euclidean, rows_of
 from fmwc.identity import checksum
 from fmwc.modes import Scope, compiling, eagerly, evaluating
 from fmwc.moments import Moments
-from fmwc.noise import Draw, NoiseModel, Pass, kl, rows_of_share
+from fmwc.noise import Draw, NoiseModel, Pass, check_rows, kl, rows_of_share
 from fmwc.randomness import Randomness, Share, as_randomness
 from fmwc.state import (
     State,
@@ -45,7 +46,7 @@ class Field(nn.Module):
 
     Arguments:
         network: Any module called as `network(x, t, **cond)`. If samples have different numbers of rows (atoms, edges),
-            it needs a method `rows(x, t, **cond)` that returns, for each kind of row, the sample index of each row. If
+            it needs a method `rows(x, t, **cond)` that says which layers see which rows (:func:`fmwc.flow.rows_of`). If
             it evaluates sample i twice, as 2i and 2i + 1 with the same weights, it needs an attribute `doubled = True`.
         noise: The noise model of the network.
         space: The space of the states, or the shape of one sample; taken from the first data if not given.
@@ -70,12 +71,14 @@ class Field(nn.Module):
         self.space = None if space is None else as_space(space)
         self.prior_rate = prior_rate
         self.reference: Reference | None = None
-        self.row_order_checked = False  # whether the layers' rows were checked to be ordered by sample
+        for name in DECLARED:  # raises if a part of the network declares what the network hides
+            declared(network, name)
 
     @property
     def device(self) -> torch.device:
-        """The device of the noise model."""
-        return next(self.noise.parameters()).device
+        """The device of the weights."""
+        weights = chain(self.noise.parameters(), self.network.parameters())
+        return next((p.device for p in weights), torch.device("cpu"))
 
     @property
     def fused(self) -> bool:
@@ -93,7 +96,7 @@ class Field(nn.Module):
     def run(self, current: Pass, x: Any, t: Any, *, cond: Mapping[str, Any] | None = None) -> Any:
         """Return the network's output under a pass."""
         if not torch.compiler.is_dynamo_compiling():
-            return eagerly(self._run)(current, x, t, cond or {})
+            return self._run(current, x, t, cond or {})
         if self.noise.hooks_kept:
             return self._run(current, x, t, cond or {})
         # Hooks are registered and removed in this call, so it is a graph break for torch.compile.
@@ -103,31 +106,59 @@ class Field(nn.Module):
         if not self.noise.attached:
             raise UsageError("the noise of this field was detached; call fmwc.attach(network) again")
         if not torch.compiler.is_dynamo_compiling():
+            self.noise.require_layers()
             self.check_layers()
-        t, doubled = _expanded(x, t), bool(getattr(self.network, "doubled", False))
-        options = current, self._times(x, t), self._owners(current, x, t, cond, doubled), doubled
+        t = _expanded(x, t)
+        rows, doubled = rows_of(self.network, x, t, cond), bool(declared(self.network, "doubled"))
+        self._share_rows(current, rows, t, doubled)
         if torch.compiler.is_dynamo_compiling():
-            with self.noise.tracing(*options):
+            with self.noise.tracing(current, self._times(x, t), rows, doubled):
                 v = self.network(x, t, **cond)
         else:
-            v = self.noise.during(*options).call(self.network, x, t, **cond)
+            proven = None if self._static(t) else self._proven(x, t, cond, rows, doubled)
+            scope = self.noise.during(current, self._times(x, t), rows, doubled, proven)
+            v = eagerly(scope.call)(self.network, x, t, **cond)
         require_state(v, "the network's velocity")
         return v
 
-    def _owners(self, current: Pass, x: Any, t: Any, cond: Mapping[str, Any], doubled: bool) -> Sequence[Tensor]:
-        """Return the sample index of each row, for each kind of row, if samples have different numbers of rows."""
-        rows = getattr(self.network, "rows", None)
-        if rows is None:
-            return ()
-        owners: Sequence[Tensor] = rows(x, t, **cond)
+    @staticmethod
+    def _static(t: Tensor) -> bool:
+        """Return whether the running code must not read values, because it is compiled or captured."""
+        return compiling() or (t.is_cuda and torch.cuda.is_current_stream_capturing())
+
+    def _share_rows(self, current: Pass, rows: Mapping[str, Tensor | int] | None, t: Tensor, doubled: bool) -> None:
+        """Tell a share of a batch which rows of the whole batch are its own."""
         share = getattr(current, "randomness", None)
-        if isinstance(share, Share):
-            x1, given = share.batch()
-            whole, each = rows(x1, t.new_zeros(share.total), **given), 2 if doubled else 1
-            fixed = compiling() or (t.is_cuda and torch.cuda.is_current_stream_capturing())
-            here, everywhere = ([owner // each for owner in kinds] for kinds in (owners, whole))
-            share.owned = rows_of_share(share, here, everywhere, checked=not fixed)
-        return owners
+        if rows is None or not isinstance(share, Share):
+            return
+        x, given = share.batch()
+        whole, each = rows_of(self.network, x, t.new_zeros(share.total), given) or {}, 2 if doubled else 1
+        here, everywhere = (
+            {pattern: owner // each for pattern, owner in kinds.items() if isinstance(owner, Tensor)}
+            for kinds in (rows, whole)
+        )
+        share.owned = rows_of_share(share, here, everywhere, checked=not self._static(t))
+
+    def check_rows(self, x: Any, t: Any, *, cond: Mapping[str, Any] | None = None) -> None:
+        """Raise if the rows of a layer cannot be assigned to samples."""
+        cond, t = cond or {}, _expanded(x, t)
+        self._proven(x, t, cond, rows_of(self.network, x, t, cond), bool(declared(self.network, "doubled")))
+
+    def _proven(
+        self, x: Any, t: Any, cond: Mapping[str, Any], rows: Mapping[str, Tensor | int] | None, doubled: bool
+    ) -> Mapping[str, frozenset[int]] | None:
+        if batch_size(x) < 2:  # all rows are those of the only sample
+            return None
+
+        def run(current: Pass) -> Any:
+            scope = self.noise.during(current, self._times(x, t), rows, doubled)
+            v = evaluating(self.network).call(eagerly(scope.call), self.network, x, t, **cond)
+            require_state(v, "the network's velocity")
+            return v
+
+        with torch.no_grad():
+            found = check_rows(self.noise, run, x, cond, rows is not None, doubled)
+        return None if rows is not None else found
 
     @overload
     def draw(
@@ -156,7 +187,8 @@ class Field(nn.Module):
         randomness = as_randomness(seed, self.device)
         draw = Draw(randomness)
         v = self.run(draw, x, t, cond=cond)
-        numbers = {n: row[2] for n, row in randomness.owned.items()} if isinstance(randomness, Share) else {}
+        owned = randomness.owned if isinstance(randomness, Share) else {}
+        numbers = {place: owned[pattern][2] for place, pattern in enumerate(draw.patterns) if pattern in owned}
         return v, kl(draw.log_alphas, self.prior_rate, self.kl_factor, draw.owners, batch_size(x), numbers)
 
     def moments(
@@ -321,8 +353,14 @@ def attach(
     if not isinstance(network, nn.Module):
         raise UsageError(f"network must be a torch module, got {type(network).__name__}")
     _check_call(network)
+    if any(value.is_inference() for value in (*network.parameters(), *network.buffers())):
+        raise UsageError(
+            "the network's weights were created under torch.inference_mode, so they have no derivatives; outside of "
+            "it, use attach(copy.deepcopy(net))"
+        )
     include, exclude = ((names,) if isinstance(names, str) else names for names in (include, exclude))
     device = torch.get_default_device()
     generator = torch.Generator("cpu" if device.type == "meta" else device).manual_seed(as_whole(seed, "seed"))
-    noise = NoiseModel(network, include, exclude, width, initial_log_alpha, generator)
+    with torch.inference_mode(False):
+        noise = NoiseModel(network, include, exclude, width, initial_log_alpha, generator)
     return Field(network, noise, space, prior_rate, kl_factor)

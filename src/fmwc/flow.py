@@ -37,6 +37,7 @@ __all__ = [
     "path_of",
     "path_sample",
     "restriction_of",
+    "rows_of",
     "speeds_of",
 ]
 
@@ -281,8 +282,12 @@ class Space:
         """Raise if a state or velocity does not have the channels and shapes of the space."""
         require_state(x, f"{whose or 'the state: '}this")
         if isinstance(x, dict) == self.single:
-            given = "a dict of channels" if isinstance(x, dict) else "a tensor"
-            raise ShapeError(f"a state of this space must be a dict of {list(self.channels)}, got {given}")
+            if self.single:
+                raise ShapeError(
+                    f"a space whose only channel is named '{SINGLE}' has plain tensors as states, got a dict; give the "
+                    "tensor, or give the channel another name"
+                )
+            raise ShapeError(f"a state of this space must be a dict of {list(self.channels)}, got a tensor")
         if missing := self.channels.keys() - channels(x).keys():
             raise ShapeError(f"the state lacks {', '.join(sorted(missing))} of the channels {list(self.channels)}")
         for name, value in channels(x).items():
@@ -430,14 +435,56 @@ def as_space(space: Space | Sequence[int] | int) -> Space:
     return euclidean(shape)
 
 
-def _method(network: Any, name: str) -> Callable[..., Any] | None:
-    """Return a method of a network, or of the network of a field; `None` if it has none."""
-    for module in (network, getattr(network, "network", None)):
-        method = getattr(module, name, None)
-        if callable(method) and not isinstance(method, nn.Module):  # a submodule may have this name
-            found: Callable[..., Any] = method
-            return found
+DECLARED = ("doubled", "path", "restriction", "rows", "speeds")  # what a network may declare besides its velocity
+
+
+def declared(network: Any, name: str) -> Any:
+    """Return what a network, or the network of a field, declares by a method or flag; `None` if it declares nothing.
+
+    Adapters pass on what their network declares (a method `passed_on`). Raise if another module hides what its part
+    declares.
+    """
+    network = getattr(network, "network", network) if hasattr(network, "run") else network
+    if hasattr(network, name):
+        return _declaration(network, name)
+    if (passed_on := getattr(network, "passed_on", None)) is not None:
+        return passed_on(name)
+    if isinstance(network, nn.Module) and not torch.compiler.is_dynamo_compiling():  # attach has searched the parts
+        for part, module in network.named_modules():
+            if module is not network and _declaration(module, name) is not None:
+                raise UsageError(
+                    f"the network's part '{part}' ({type(module).__name__}) declares '{name}', but the module around "
+                    f"it ({type(network).__name__}) does not, so it would be ignored; define '{name}' there as well "
+                    f"(`{name} = None` if it does not apply), or use an adapter of fmwc.adapters, which passes it on"
+                )
     return None
+
+
+def _declaration(module: Any, name: str) -> Any:
+    found = getattr(module, name, None)
+    if found is True or (callable(found) and not isinstance(found, nn.Module)):  # a submodule may have this name
+        return found
+    return None
+
+
+def rows_of(network: Any, x: Any, t: Any, cond: Mapping[str, Any]) -> dict[str, Tensor | int] | None:
+    """Return whose rows the layers of a network see, by pattern of layer names; `None` if it does not declare them.
+
+    Arguments:
+        network: A network or a field. Its method `rows(x, t, **cond)`, if any, returns for each pattern the sample of
+            each row (the number of samples for unused rows), or the number of rows of every sample. The first pattern
+            that matches a layer's name counts.
+    """
+    method = declared(network, "rows")
+    if method is None:
+        return None
+    found = method(x, t, **cond)
+    if isinstance(found, Mapping) and all(isinstance(owner, (int, Tensor)) for owner in found.values()):
+        return dict(found)
+    raise UsageError(
+        "the network's method rows must return the rows of its layers by name, {'edges.*': the sample of each row, "
+        f"'time': 1, '*': …}}, where a number is that of the rows of every sample; got {type(found).__name__}"
+    )
 
 
 def path_of(network: Any, space: Space) -> Path:
@@ -448,7 +495,7 @@ def path_of(network: Any, space: Space) -> Path:
             geodesic (as for a variance-preserving denoiser).
         space: The space of the states, given the conditions (:meth:`Space.given`).
     """
-    return _method(network, "path") or space.path
+    return declared(network, "path") or space.path
 
 
 def restriction_of(network: Any, cond: Mapping[str, Any]) -> Restriction | None:
@@ -460,7 +507,7 @@ def restriction_of(network: Any, cond: Mapping[str, Any]) -> Restriction | None:
             for t = 1, the nearest allowed end.
         cond: The conditions, by name.
     """
-    method = _method(network, "restriction")
+    method = declared(network, "restriction")
     return None if method is None else method(**cond)
 
 
@@ -471,7 +518,7 @@ def speeds_of(network: Any, t: Tensor) -> dict[str, Tensor] | None:  # (B,) -> (
         network: A network or a field. Its method `speeds(t)`, if any, replaces the anti-annealing of the space.
         t: The time of each sample.
     """
-    method = _method(network, "speeds")
+    method = declared(network, "speeds")
     return None if method is None else method(t)
 
 

@@ -92,9 +92,9 @@ class Share:
         self.count = samples.shape[0]
         self.part = self.count / total  # of the batch
         self.loaded: Any = None
-        # By the number of rows here: the number of rows in the whole batch, the indices of these rows, and
+        # By pattern of layer names: the number of rows in the whole batch, the indices of these rows, and
         # `part` times the number of used rows in the whole batch (at least 1).
-        self.owned: dict[int, tuple[int, Tensor, Tensor]] = {}
+        self.owned: dict[str, tuple[int, Tensor, Tensor]] = {}
 
     def batch(self) -> Any:
         """Return the whole batch and its conditions."""
@@ -108,9 +108,9 @@ class Share:
     def uniform(self, like: Tensor) -> Tensor:
         return self._of_samples(self.stream.uniform, like)
 
-    def normal_rows(self, like: Tensor) -> Tensor:
+    def normal_rows(self, like: Tensor, pattern: str) -> Tensor:
         """Return standard normal numbers for rows whose owners are known (`owned`)."""
-        total, rows, _ = self.owned[like.shape[0]]
+        total, rows, _ = self.owned[pattern]
         return self.stream.normal(like.new_empty(()).expand(total, *like.shape[1:]))[rows]
 
     def _of_samples(self, draw: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
@@ -124,16 +124,17 @@ class Share:
         return whole.unflatten(0, (self.total, each))[self.samples].flatten(0, 1)
 
 
-def normal_rows(randomness: Randomness, like: Tensor, owner: Tensor | None) -> Tensor:
+def normal_rows(randomness: Randomness, like: Tensor, pattern: str) -> Tensor:
     """Return standard normal numbers for a layer's rows.
 
     Arguments:
         randomness: Their source.
         like: A tensor of the same shape, type and device.
-        owner: The sample of each row; `None` if the rows are ordered by sample, and each has equally many.
+        pattern: The pattern of the layers whose rows the network declares; empty if rows are ordered by sample, and
+            each has equally many.
     """
-    if owner is not None and isinstance(randomness, Share):
-        return randomness.normal_rows(like)
+    if pattern and isinstance(randomness, Share):
+        return randomness.normal_rows(like, pattern)
     return randomness.normal(like)
 
 

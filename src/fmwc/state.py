@@ -252,8 +252,9 @@ def select_conditions(cond: Mapping[str, Any], rows: Any, count: int) -> dict[st
 def blame_conditions(error: Exception, cond: dict[str, Any], count: int) -> None:
     """Raise an error that names the condition on which a network failed; return if none can be identified.
 
-    A condition is identified if the network has no such argument, if it is a number or a list used as a tensor (the
-    error contains its type), or if it does not have one row per sample (the error contains its number of rows).
+    A condition is identified if it is missing, if the network has no such argument, if it is a number or a list used as
+    a tensor (the error contains its type), or if it does not have one row per sample (the error contains its number of
+    rows).
     """
     text = str(error)
     if out_of_memory(error) or any(word in text for word in _DEVICE):
@@ -263,6 +264,10 @@ def blame_conditions(error: Exception, cond: dict[str, Any], count: int) -> None
         if argument[1] in cond:
             raise UsageError(f"the network has no condition '{argument[1]}' ({reason}); leave it out") from error
         return
+    if isinstance(error, TypeError) and (missing := re.search(r"missing \d+ required [\w-]+ arguments?: (.+)", text)):
+        raise UsageError(
+            f"the network needs the conditions {missing[1]}; give cond={{name: values}}, with one row per sample"
+        ) from error
     for name, value in cond.items():
         kind = type(value).__name__
         if isinstance(value, Tensor):

@@ -33,10 +33,9 @@ from fmwc.calibration import fit_confidence
 from fmwc.conventions import check_conventions
 from fmwc.data.batches import Batch, Batches, Rows, in_memory, require_rows, select_rows
 from fmwc.errors import CheckpointError, MismatchError, NotFiniteError, ShapeError, UsageError, pick, require_finite
-from fmwc.estimators import Linearised
 from fmwc.field import Field
 from fmwc.files import read_tensors, write_tensors
-from fmwc.flow import COUPLINGS, Pairs, Space, couple, couples_samples, elbo_loss
+from fmwc.flow import COUPLINGS, Pairs, Space, couple, couples_samples, declared, elbo_loss
 from fmwc.identity import SEAL, difference, digest_tensors, plain
 from fmwc.modes import Scope, Scopes, Shared, evaluating, tensor_float
 from fmwc.noise import cyclic
@@ -501,6 +500,7 @@ def fit_noise(
         every: Steps between two calls of `progress`.
         cond: The conditions of data in memory, by name, with one row per sample.
     """
+    field.noise.require_layers()
     source: Data
     if in_memory(data):
         source = known = _tensors(field, data)
@@ -508,7 +508,7 @@ def fit_noise(
         given = cond
         batch = min(batch, batch_size(known))
     else:
-        coupled = couples_samples(pairs) or getattr(field.network, "rows", None) is not None
+        coupled = couples_samples(pairs) or declared(field.network, "rows") is not None
         convert = lambda x: _tensors(field, x)  # noqa: E731
         source = batches = Batches(data, batch, derive(seed, "data"), convert, whole=coupled)
         known, given = batches.head()
@@ -641,8 +641,7 @@ def _learn_space(field: Field, data: State, cond: Mapping[str, Tensor]) -> None:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         shapes = ", ".join(str(tuple(c.shape)) for c in channels(data).values())
         raise ShapeError(f"the network does not run on data of shape {shapes}: {reason}") from error
-    if not field.row_order_checked and batch_size(x) > 1:
-        field.moments(x, 0.5, Linearised(1), seed=0, cond=first)
+    field.check_rows(x, 0.5, cond=first)
 
 
 def _tensors(field: Field, data: Any) -> State:

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from fmwc.errors import ShapeError
 from fmwc.estimators import ESTIMATORS, Diagonal, Linearised, MonteCarlo, Tangent, Transport
 from fmwc.field import attach
 from fmwc.moments import CLOSURES
@@ -197,8 +196,7 @@ def test_diagonal_of_the_messages_to_atoms_by_hand():
             self.say = nn.Linear(2, 2)
 
         def rows(self, x, t, *, atoms):
-            at = layout_of(atoms, 4)
-            return [at.crystal, at.pair]
+            return {"say": layout_of(atoms, 4).pair}
 
         def forward(self, x, t, *, atoms):
             at = layout_of(atoms, 4)
@@ -261,48 +259,18 @@ def test_rows_have_the_time_of_their_crystal():
     assert kinds["layers.0.edge"] == kinds["layers.1.from_offset"] == sum(n * (n - 1) for n in SIZES)
 
 
-class Rows(nn.Module):
-    """A network with two kinds of rows and the given owners."""
-
-    def __init__(self, *owners):
-        super().__init__()
-        self.owners, self.layer = owners, nn.Linear(2, 2)
-
-    def rows(self, x, t):
-        return list(self.owners)
-
-    def forward(self, x, t):
-        return self.layer(x)
-
-
-def test_two_kinds_of_rows_of_the_same_number_are_refused():
-    same = torch.tensor([0, 0, 1, 1, 1])
-    made = attach(Rows(same, same.flip(0)), width=8)
-    for call in (made.moments, made.draw):
-        with pytest.raises(ShapeError, match=r"two kinds of rows have equal counts, \[5, 5\]; pad one"):
-            call(torch.randn(2, 2), 0.5, seed=0)
-    assert made.noise.running.state.current is None
-    assert made.noise.running.state.owners == {}
-    apart = attach(Rows(same, same[:3]), width=8)
-    assert torch.isfinite(apart.moments(torch.randn(2, 2), 0.5).var).all()
-
-
 def test_nested_passes_have_separate_rows():
     noise, (_, t, _) = field().noise, batch(*SIZES)
     one, two = torch.tensor([0, 1, 1, 2]), torch.tensor([0, 0])
-    with noise.during(Pass(), t, [one]):
-        with noise.during(Pass(), t, [two]):
-            assert list(noise.running.state.owners) == [2]
-        assert list(noise.running.state.owners) == [4]
-        with pytest.raises(ShapeError), noise.during(Pass(), t, [one, one]):
-            pass
-        assert list(noise.running.state.owners) == [4]
-    assert noise.running.state.owners == {}
-    with (
-        pytest.raises(ShapeError, match="equals the number of samples"),
-        noise.during(Pass(), t, [torch.zeros(len(t))]),
-    ):
-        pass
+
+    def lengths():
+        return {len(rows.owner) for rows in noise.running.state.rows.values()}
+
+    with noise.during(Pass(), t, {"*": one}):
+        with noise.during(Pass(), t, {"*": two}):
+            assert lengths() == {2}
+        assert lengths() == {4}
+    assert noise.running.state.rows == {}
 
 
 # ---- draws and their divergence -------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The crystal network: invariances (order, origin, period, padding, other crystals), and its parts."""
 
+import fnmatch
 import math
 
 import pytest
@@ -99,6 +100,24 @@ def test_absent_rows_of_the_velocity_are_zero_and_nothing_drifts(name):
     torch.testing.assert_close(v["coord"].sum(1), torch.zeros(len(atoms), 3, dtype=torch.float64))
     assert not v["coord"][atoms == 1].any()  # a single atom does not move
     assert bool((v["coord"].flatten(1).abs().amax(1)[atoms > 1] > 1e-3).all())
+
+
+@pytest.mark.parametrize("sizes", [SIZES, (1,), (1, 1), (2,), (2, 2, 1), (3,), (2, 1), (3, 1, 1, 1, 1, 1)], ids=str)
+def test_rows_give_the_crystal_of_each_row(sizes):
+    net, (x, t, atoms) = small(), batch(*sizes)
+    owners = net.rows(x, t, atoms=atoms)
+    for name, counts in (("*", atoms), ("layers.*.edge", atoms * (atoms - 1))):
+        found = torch.bincount(owners[name], minlength=len(sizes) + 1)
+        assert found[:-1].tolist() == counts.tolist()
+        assert int(found[-1]) == len(owners[name]) - int(counts.sum())
+    seen = {}
+    layers = {name: layer for name, layer in net.named_modules() if isinstance(layer, nn.Linear)}
+    for name, layer in layers.items():
+        layer.register_forward_hook(lambda m, a, y, name=name: seen.update({name: len(a[0])}))
+    net(x, t, atoms=atoms)
+    for name in layers:  # the first pattern that matches a layer counts
+        owner = next(owner for pattern, owner in owners.items() if fnmatch.fnmatchcase(name, pattern))
+        assert seen[name] == (owner * len(sizes) if isinstance(owner, int) else len(owner)), name
 
 
 # ---- where atoms meet -----------------------------------------------------------------------------------------------

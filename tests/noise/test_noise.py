@@ -107,13 +107,15 @@ def test_patterns_that_cannot_be_meant(name):
 
 
 def test_a_network_without_a_layer_for_the_noise():
+    field = attach(nn.Bilinear(2, 1, 2), space=2)  # confidence may come from checks
     with pytest.raises(UsageError, match="no linear or convolution layer"):
-        attach(nn.Sequential(nn.SiLU(), nn.LayerNorm(2)))
+        field.moments(torch.zeros(3, 2), 0.5)
 
 
 def test_output_only_noise_leaves_the_hidden_layers_sure():
     field = mlp_field(include=["out"])
     x, t = torch.randn(3, 2), torch.rand(3)
+    field.check_rows(x, t)  # evaluates the network
     seen = []
     handle = field.network.layers[1].register_forward_hook(lambda m, a, y: seen.append(y))
     drawn = [field.draw(x, t, seed=s) for s in (0, 1)]

@@ -220,6 +220,7 @@ def test_extrapolation_is_second_order():
 def test_every_sample_arrives_in_exactly_n_evaluations(name, steps, mlp, conv, product):
     for field in (mlp, conv, product):
         calls = []
+        sample(field, 5, steps=1)  # the first reading of a batch of this size also proves whose rows layers see
         handle = field.network.register_forward_hook(lambda *a, calls=calls: calls.append(1))
         run = sample(field, 5, config=SamplingConfig(controller=everyone(steps)[name]))
         handle.remove()

@@ -37,7 +37,7 @@ from fmwc.errors import ShapeError, UsageError
 from fmwc.estimators import Tangent
 from fmwc.field import Field
 from fmwc.modes import eagerly
-from fmwc.noise import Pass
+from fmwc.noise import Pass, check_rows
 from fmwc.randomness import Blocks, derive
 from fmwc.sampling import ReadWith, Reference, Trajectory
 from fmwc.sampling.confidence import CHANGED, compared
@@ -71,7 +71,6 @@ class Step:
     """
 
     fused = False
-    row_order_checked = True
     noise: Any = None  # the noise model, for an estimator
 
     def __init__(self, network: nn.Module, calls: Sequence[Call], after: Tensor, start: float, end: float) -> None:
@@ -91,9 +90,16 @@ class Step:
 
     def run(self, current: Pass, x: Any, t: Tensor, *, cond: Mapping[str, Any] | None = None) -> Tensor:
         """Evaluate the network for all calls under a pass; return a dual number with the tangent of v."""
-        scope = self.noise.during(current, t, (), self.evaluations > 1)
-        out = eagerly(scope.call)(self.network, **stacked(self.calls, self.count))[0]
-        parts = out.unflatten(0, (self.count, -1)).transpose(0, 1)
+        doubled, inputs = self.evaluations > 1, stacked(self.calls, self.count)
+
+        def evaluate(current: Pass, proven: Any = None) -> Tensor:
+            scope = self.noise.during(current, t, None, doubled, proven)
+            out: Tensor = eagerly(scope.call)(self.network, **inputs)[0]
+            return out.unflatten(0, (self.count, -1))
+
+        with torch.no_grad():
+            proven = check_rows(self.noise, evaluate, x, {}, doubled=doubled) if self.count > 1 else None
+        parts = evaluate(current, proven).transpose(0, 1)
         split = parts.split([len(call.output) // self.count for call in self.calls])
         tangents = [forward_ad.unpack_dual(part.flatten(0, 1)).tangent for part in split]
         return forward_ad.make_dual(torch.zeros_like(self.after), self.linear(tangents))

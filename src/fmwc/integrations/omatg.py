@@ -126,10 +126,9 @@ class OMatG(nn.Module):
         coord = v.pos_b.new_zeros(used.numel(), 3).index_add(0, used.flatten().nonzero()[:, 0], v.pos_b)
         return {"coord": (LAST - FIRST) * coord.unflatten(0, used.shape), "lattice": (LAST - FIRST) * v.cell_b}
 
-    def rows(self, x: Any, t: Any, *, atoms: Tensor, types: Tensor) -> list[Tensor]:
-        """Return the crystal of each atom and of each ordered pair of atoms, an atom with itself included."""
-        kinds = [_owners(atoms), _owners(atoms.square())]
-        return kinds[: 1 + (len(kinds[0]) < len(kinds[1]))]  # equal if each crystal has one atom
+    def rows(self, x: Any, t: Any, *, atoms: Tensor, types: Tensor) -> dict[str, Tensor | int]:
+        """Return the crystal of each ordered pair of atoms (an atom with itself included), or of each atom."""
+        return {"*edge*": _owners(atoms.square()), "*lattice_out*": 1, "*": _owners(atoms)}
 
     def speeds(self, t: Tensor) -> dict[str, Tensor]:
         """Return the factor 1 + s·t of each channel. OMatG does not limit it, so its last steps may overshoot."""

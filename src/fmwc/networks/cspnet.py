@@ -59,11 +59,7 @@ def layout_of(atoms: Tensor, width: int, capacity: tuple[int, int] | None = None
     used = each < atoms[:, None]  # (B, A)
     pairs = used[:, :, None] & used[:, None, :] & (each[:, None] != each)
     if capacity is None:
-        total = int(atoms.sum())
-        edges = max(1, int((atoms * (atoms - 1)).sum()))
-        while edges in (count, total):  # rows of crystals, atoms and pairs are recognised by their number
-            edges += 1
-        capacity = total, edges
+        capacity = int(atoms.sum()), max(1, int((atoms * (atoms - 1)).sum()))
     slot = _places(used.flatten(), capacity[0])
     place = _places(pairs.flatten(), capacity[1])
     # The index of each atom in the flat list; padding points past its end.
@@ -250,10 +246,12 @@ class CSPNet(nn.Module):
         """Return for which crystals the types of all atoms are given."""
         return (types > 0).sum(1) == atoms
 
-    def rows(self, x: Any, t: Any, *, atoms: Tensor, **restrictions: Tensor) -> list[Tensor]:
-        """Return the crystal index of each atom and of each pair of atoms, in the order of the layers' rows."""
+    def rows(self, x: Any, t: Any, *, atoms: Tensor, **restrictions: Tensor) -> dict[str, Tensor | int]:
+        """Return the crystal of each row that the layers see: pairs of atoms, crystals, or atoms."""
         at = self._layout(atoms)
-        return [at.crystal, at.pair]
+        pairs = dict.fromkeys(("layers.*.from_offset", "layers.*.edge"), at.pair)
+        crystals = dict.fromkeys(("time", "layers.*.from_cell", "to_lattice"), 1)
+        return {**pairs, **crystals, "*": at.crystal}
 
     def _layout(self, atoms: Tensor) -> Layout:
         capacity = self.static_capacity.get(len(atoms))

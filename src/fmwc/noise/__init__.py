@@ -5,12 +5,14 @@ from fmwc.noise.layers import (
     LOG_ALPHA_RANGE,
     InferenceNetwork,
     LayerKind,
+    PushedMode,
     cyclic,
     divergence_from_prior,
     kl,
     time_features,
 )
 from fmwc.noise.model import Draw, NoiseModel, NoisyLayer, Pass, rows_of_share
+from fmwc.noise.rows import check_rows
 
 __all__ = [
     "KINDS",
@@ -21,6 +23,8 @@ __all__ = [
     "NoiseModel",
     "NoisyLayer",
     "Pass",
+    "PushedMode",
+    "check_rows",
     "cyclic",
     "divergence_from_prior",
     "kl",

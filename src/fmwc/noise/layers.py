@@ -7,7 +7,8 @@ name, and the projections of attention.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -111,22 +112,23 @@ def kl(
         factor: The leading factor.
         owners: For each layer, the sample index of each row; `None` if the rows are ordered by sample.
         count: The number of samples. Rows with owner `count` are unused and excluded from the mean.
-        numbers: What to divide a sum over used rows by, by the number of rows; their number if not given.
+        numbers: What to divide a sum over used rows by, by the position of the layer; their number if not given.
     """
     if not log_alphas:
         raise UsageError(
             "the network called no noisy layer, so there is no noise to train; check attach's include and exclude"
         )
 
-    def mean(log_alpha: Tensor, owner: Tensor | None) -> Tensor:
+    def mean(place: int, log_alpha: Tensor, owner: Tensor | None) -> Tensor:
         divergence = divergence_from_prior(log_alpha, prior_rate, factor)
         if owner is None:
             return divergence.mean()
         used = (owner < count).to(divergence.dtype)
-        number = numbers.get(len(owner), used.sum().clamp_min(1))
+        number = numbers.get(place, used.sum().clamp_min(1))
         return (divergence.flatten(1).mean(1) * used).sum() / number
 
-    return torch.stack([mean(a, o) for a, o in zip(log_alphas, owners or [None] * len(log_alphas), strict=True)]).sum()
+    pairs = zip(log_alphas, owners or [None] * len(log_alphas), strict=True)
+    return torch.stack([mean(place, *pair) for place, pair in enumerate(pairs)]).sum()
 
 
 def cyclic(step: int, total: int, cycles: int = 4, warmup: float = 0.1) -> float:
@@ -302,6 +304,9 @@ def choose_layers(network: nn.Module, include: Sequence[str], exclude: Sequence[
     A layer that is used in two places matches by either name and is returned under the first.
     """
     layers = _candidates(network)
+    if not layers and tuple(include) == ("*",) and not exclude:
+        return {}  # confidence needs no noise if it comes from checks of finished samples
+    require_layers(network, layers)
     listed = f"the layers are: {', '.join(layers)}"
     if not include:
         raise UsageError(f"include is empty; {listed}")
@@ -324,6 +329,18 @@ def choose_layers(network: nn.Module, include: Sequence[str], exclude: Sequence[
     return chosen
 
 
+def require_layers(network: nn.Module, layers: Collection[str]) -> None:
+    """Raise if there are no layers that can carry noise."""
+    if not layers:
+        holders = (m for m in network.modules() if next(m.parameters(recurse=False), None) is not None)
+        kinds = ", ".join(sorted({type(m).__name__ for m in holders}))
+        raise UsageError(
+            f"the network has no linear or convolution layer that can carry noise"
+            f"{f' (its weights are in {kinds})' if kinds else ''}, so it has no variance; write one of them as "
+            "nn.Linear or nn.Conv, add its class to fmwc.noise.KINDS, or use checks, which need no noise: fmwc.fit_confidence"
+        )
+
+
 def _candidates(network: nn.Module) -> dict[str, Any]:
     """Return every layer that can carry noise, by dotted name; a layer used in two places has two names."""
     layers: dict[str, Any] = {}
@@ -335,20 +352,12 @@ def _candidates(network: nn.Module) -> dict[str, Any]:
             layers |= {f"{name}.{part}".lstrip("."): layer for part, layer in parts[module].items()}
         elif layer_kind(module) is not None:
             layers.setdefault(name, module)  # the out_proj of an attention module is already listed
-    if not layers:
-        holders = (m for m in network.modules() if next(m.parameters(recurse=False), None) is not None)
-        kinds = ", ".join(sorted({type(m).__name__ for m in holders}))
-        raise UsageError(
-            f"the network has no linear or convolution layer that can carry noise"
-            f"{f' (its weights are in {kinds})' if kinds else ''}; write one of them as nn.Linear or nn.Conv, or add "
-            "its class to fmwc.noise.KINDS"
-        )
     return layers
 
 
 # ---- the projections of attention ------------------------------------------------------------------------------------
 
-_OUT_WEIGHT = 11  # position of out_proj_weight in multi_head_attention_forward; it identifies the module
+_WEIGHTS = (5, 6, 7, 8, 11, 12)  # positions of parameters in multi_head_attention_forward
 
 Call = Callable[[Any, Tensor, Any], Any]  # (input, weight, bias) -> output, with noise
 
@@ -366,11 +375,26 @@ class ExplicitAttention(TorchFunctionMode):
 
     def __init__(self, calls: Mapping[nn.MultiheadAttention, Mapping[str, Call]]) -> None:
         super().__init__()
-        self.calls = {id(module.out_proj.weight): chosen for module, chosen in calls.items()}
+        # A call is recognised by any parameter of its module: a parametrised weight (weight norm) is a new tensor in
+        # every call.
+        own = {m: {id(p) for part in (m, m.out_proj) for p in part.parameters(recurse=False)} for m in calls}
+        shared = Counter(key for keys in own.values() for key in keys)
+        self.calls: dict[int, Mapping[str, Call]] = {}
+        for module, chosen in calls.items():
+            keys = {key for key in own[module] if shared[key] == 1}
+            if chosen and not keys:
+                raise UsageError(
+                    "the calls of an nn.MultiheadAttention cannot be recognised, because all of its weights are "
+                    "parametrised or shared with another; exclude its projections: exclude=['*_proj']"
+                )
+            self.calls |= dict.fromkeys(keys, chosen)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        chosen = self.calls.get(id(args[_OUT_WEIGHT])) if func is F.multi_head_attention_forward else None
+        if func is not F.multi_head_attention_forward:
+            return func(*args, **kwargs)
+        weights = *(args[place] for place in _WEIGHTS), *(kwargs.get(f"{which}_proj_weight") for which in "qkv")
+        chosen = next((self.calls[id(weight)] for weight in weights if id(weight) in self.calls), None)
         if chosen is None:
             return func(*args, **kwargs)
 
@@ -381,13 +405,15 @@ class ExplicitAttention(TorchFunctionMode):
 
     def scope(self) -> Scope:
         """Return the same context as a scope, which also survives interrupts."""
-        return _PushedMode(self)
+        return PushedMode(self)
 
 
-class _PushedMode(Scope):
-    mode: ExplicitAttention | None = None
+class PushedMode(Scope):
+    """Scope in which a function mode is active, also undone after interrupts."""
 
-    def __init__(self, mode: ExplicitAttention) -> None:
+    mode: TorchFunctionMode | None = None
+
+    def __init__(self, mode: TorchFunctionMode) -> None:
         self.mode = mode
 
     def open(self) -> None:

@@ -16,8 +16,9 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +33,7 @@ from fmwc.noise.layers import (
     Projection,
     checked_kind,
     choose_layers,
+    require_layers,
     time_features,
 )
 from fmwc.randomness import Randomness, Share, normal_rows
@@ -72,33 +74,53 @@ class Draw(Pass):
         self.randomness = randomness
         self.log_alphas: list[Tensor] = []
         self.owners: list[Tensor | None] = []
+        self.patterns: list[str] = []  # of declared owners, for each call; empty if rows are in order
 
     def after(self, noisy: NoisyLayer, layer: Any, h: Tensor, y: Tensor) -> Tensor:
         log_alpha, owner = noisy.log_alpha(h), noisy.owner(h)
+        pattern = "" if owner is None or noisy.rows is None else noisy.rows.pattern
         self.log_alphas.append(log_alpha)
         self.owners.append(owner)
+        self.patterns.append(pattern)
         var = noisy.output_var(layer, h, log_alpha)
         # The floor keeps the derivative of the square root finite where the input is exactly zero.
         std = var.clamp_min(torch.finfo(var.dtype).tiny).sqrt()
-        return y + std * noisy.correlated(layer, h, log_alpha, std, normal_rows(self.randomness, y, owner))
+        return y + std * noisy.correlated(layer, h, log_alpha, std, normal_rows(self.randomness, y, pattern))
 
 
 # ---- the running pass ------------------------------------------------------------------------------------------------
 
 
+class Rows(NamedTuple):
+    """Rows that a network declares for some layers (:func:`fmwc.flow.rows_of`).
+
+    Attributes:
+        pattern: The pattern of the layers' names.
+        each: The number of rows per evaluation of a sample, in order; 0 if `owner` is given.
+        owner: The sample of each row; the number of samples for unused rows.
+        partners: The counterpart of each row in its sample's other evaluation, and whether it is in the second one.
+    """
+
+    pattern: str
+    each: int
+    owner: Tensor | None = None
+    partners: tuple[Tensor, Tensor] | None = None
+
+
 class _State:
-    """The running pass with the time features and row owners of its batch, or only cached squared weights."""
+    """The running pass with the time features and the rows of its batch, or only cached squared weights."""
 
     def __init__(
         self,
         current: Pass | None = None,
         features: Tensor | None = None,
-        owners: Mapping[int, Tensor] = MappingProxyType({}),  # the sample of each row, by the number of rows
+        rows: Mapping[str, Rows] = MappingProxyType({}),  # by layer, if the network declares them
+        proven: Mapping[str, frozenset[int]] | None = None,  # the numbers of rows in the proof, by layer
         squares: Mapping[str, Tensor] = MappingProxyType({}),  # by layer
-        partners: Mapping[int, tuple[Tensor, Tensor]] | None = None,  # by the number of rows
+        doubled: bool = False,
     ) -> None:
-        self.current, self.features, self.owners, self.squares = current, features, owners, squares
-        self.partners = partners
+        self.current, self.features, self.rows, self.squares = current, features, rows, squares
+        self.proven, self.doubled = proven, doubled
         self.differentiable = torch.is_grad_enabled()
         self.over = False
 
@@ -193,17 +215,42 @@ class NoisyLayer(nn.Module):
         """The number of samples in the running pass."""
         return len(self._features)
 
+    @property
+    def rows(self) -> Rows | None:
+        """The rows that the network declares for this layer; `None` if it declares no rows."""
+        return self.running.state.rows.get(self.name)
+
     def log_alpha(self, h: Tensor) -> Tensor:
         """Return log α per input channel, shaped to multiply `h`. Spatial inputs are averaged over space."""
+        owner = self.owner(h)
         if self.kind.spatial:
             pooled = h.mean(tuple(range(-self.kind.spatial, 0)))
-            log_alpha = self.inference(pooled, _repeat_features(self._features, pooled))
+            log_alpha = self.inference(pooled, _repeat_features(self._features, pooled, owner))
             return log_alpha[(..., *[None] * self.kind.spatial)]
-        return self.inference(h, _repeat_features(self._features, h, self.owner(h)))
+        return self.inference(h, _repeat_features(self._features, h, owner))
 
     def owner(self, h: Tensor) -> Tensor | None:
-        """Return the sample index of each row of the layer's input (:meth:`Field.run`); `None` if rows are in order."""
-        return self.running.state.owners.get(h.shape[0])
+        """Return the sample of each row of the layer's input, or `None` if rows are in order, equally many for each.
+
+        Raise if the rows cannot be assigned to samples.
+        """
+        state, number, rows = self.running.state, h.shape[0], self.rows
+        count = self.samples * (2 if state.doubled else 1)
+        if rows is None:
+            proven = state.proven is None or number in state.proven.get(self.name, ())
+            if h.ndim < 2 + self.kind.spatial or number % count or not proven:
+                raise ShapeError(
+                    f"layer '{self.name}' received {number} rows for {count} samples, which do not say whose they are: "
+                    "give one t per sample, put samples first (batch_first=True), declare the rows with a method rows "
+                    "on the network, or exclude the layer"
+                )
+            return None
+        if number != (declared := count * rows.each if rows.owner is None else len(rows.owner)):
+            raise ShapeError(
+                f"layer '{self.name}' received {number} rows, but the network's method rows declares {declared} for "
+                f"'{rows.pattern}'; give this layer a pattern of its own"
+            )
+        return rows.owner
 
     def output_var(self, layer: Any, h: Tensor, log_alpha: Tensor) -> Tensor:
         """Return θ²(α h²): the variance of the layer's output due to the noise. Exact for a known input."""
@@ -219,15 +266,10 @@ class NoisyLayer(nn.Module):
         `None` if the network does not evaluate each sample twice with the same weights
         (:class:`fmwc.adapters.Guided`).
         """
-        known = self.running.state.partners
-        if known is None:
+        if not self.running.state.doubled:
             return None
-        if (partners := known.get(h.shape[0])) is not None:
-            return partners
-        if h.shape[0] % (2 * self.samples):
-            raise ShapeError(
-                f"layer '{self.name}' received {h.shape[0]} rows for {self.samples} samples evaluated twice"
-            )
+        if self.rows is not None and self.rows.partners is not None:
+            return self.rows.partners
         rows = torch.arange(h.shape[0], device=h.device).view(self.samples, 2, -1)
         return rows.flip(1).flatten(), (rows > rows.flip(1)).flatten()
 
@@ -306,13 +348,13 @@ def _starts(owner: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def rows_of_share(
-    share: Share, owners: Sequence[Tensor], whole: Sequence[Tensor], checked: bool = True
-) -> dict[int, tuple[int, Tensor, Tensor]]:
+    share: Share, owners: Mapping[str, Tensor], whole: Mapping[str, Tensor], checked: bool = True
+) -> dict[str, tuple[int, Tensor, Tensor]]:
     """Return the rows of a share's samples among those of the whole batch (:attr:`fmwc.randomness.Share.owned`).
 
     Arguments:
         share: The share.
-        owners: For each kind of row, the sample of each row; the number of samples if unused.
+        owners: By pattern, the sample of each row; the number of samples if unused.
         whole: The same for the whole batch.
         checked: Whether to compare numbers of rows, which reads values.
     """
@@ -326,7 +368,7 @@ def rows_of_share(
         position = torch.where(here < share.count, start[sample] + _rank(here, share.count), 0)
         return len(everywhere), order[position], numbers[:-1].sum().clamp_min(1) * share.part
 
-    return {len(here): find(here, everywhere) for here, everywhere in zip(owners, whole, strict=True)}
+    return {pattern: find(here, whole[pattern]) for pattern, here in owners.items()}
 
 
 def _partners(owner: Tensor, evaluations: int) -> tuple[Tensor, Tensor]:  # owner: of 2B evaluations
@@ -346,15 +388,8 @@ def _repeat_features(
     """Return the time features of each row of a layer's input, which may have several rows per sample."""
     if owner is not None:
         features = features[owner.clamp_max(len(features) - 1)]  # an unused row may have any time
-    else:
-        each, rest = divmod(h.shape[0], features.shape[0])
-        if rest:
-            raise ShapeError(
-                f"a layer received {h.shape[0]} rows for {features.shape[0]} times: give one t per sample, put samples "
-                "first (batch_first=True), define a method rows on the network, or exclude the layer"
-            )
-        if each > 1:
-            features = features.repeat_interleave(each, 0)
+    elif (each := h.shape[0] // features.shape[0]) > 1:
+        features = features.repeat_interleave(each, 0)
     return features[(slice(None), *[None] * (h.ndim - 2))].expand(*h.shape[:-1], -1)
 
 
@@ -395,12 +430,14 @@ class NoiseModel(nn.Module):
         self.layers = nn.ModuleList(
             NoisyLayer(name, layer, self.running, width, initial_log_alpha, generator) for name, layer in chosen.items()
         )
-        parameter = next(iter(chosen.values())).weight
-        self.to(device=parameter.device, dtype=parameter.dtype)
+        for layer in list(chosen.values())[:1]:
+            self.to(device=layer.weight.device, dtype=layer.weight.dtype)
         # Tuples, so that the user's own modules are not registered as parts of this one.
         self._places: tuple[tuple[Any, Any], ...] = tuple(zip(self.layers, chosen.values(), strict=True))
         self._attentions = tuple(m for m in network.modules() if isinstance(m, nn.MultiheadAttention))
         self._network: tuple[nn.Module, ...] = (network,)
+        self._matches: dict[tuple[str, ...], dict[str, str]] = {}  # the pattern of each layer, by declared patterns
+        self.proofs: dict[Any, Any] = {}  # that rows are in order, by shapes of the inputs (fmwc.noise.rows)
 
     @property
     def fused(self) -> bool:
@@ -410,7 +447,7 @@ class NoiseModel(nn.Module):
     @property
     def attached(self) -> bool:
         """Whether the noise model refers to a network; false after :meth:`remove`."""
-        return len(self._places) > 0  # torch 2.11 cannot compile bool of a tuple
+        return len(self._network) > 0  # torch 2.11 cannot compile bool of a tuple
 
     @property
     def hooks_kept(self) -> bool:
@@ -440,6 +477,11 @@ class NoiseModel(nn.Module):
                         "network again: fmwc.attach(field.detach())"
                     )
 
+    def require_layers(self) -> None:
+        """Raise if no layer carries noise."""
+        for root in self._network:
+            require_layers(root, self.names)
+
     def squared_weights(self) -> dict[str, Tensor]:
         """Return the current θ² of every noisy layer."""
         self.check_layers()
@@ -462,19 +504,26 @@ class NoiseModel(nn.Module):
         return Scopes(_HOOKS.holding([self]), _Kept(self.running))
 
     def during(
-        self, current: Pass, t: Tensor, owners: Sequence[Tensor] = (), doubled: bool = False
-    ) -> Scope:  # t: (B,)
+        self,
+        current: Pass,
+        t: Tensor,  # (B,)
+        rows: Mapping[str, Tensor | int] | None = None,
+        doubled: bool = False,
+        proven: Mapping[str, frozenset[int]] | None = None,
+    ) -> Scope:
         """Return a scope in which a pass runs in this thread and task. A nested pass replaces the outer one.
 
         Arguments:
             current: The pass.
             t: The time of each sample.
-            owners: For each kind of row (such as atoms and edges), the sample index of each row, or `B` for unused
-                rows. A layer's kind is recognised by its number of rows, so the numbers must differ.
-            doubled: Whether the network evaluates sample i twice, as 2i and 2i + 1, with the same weights; `owners`
-                then holds indices of evaluations.
+            rows: By pattern of layer names, the sample of each row (`B` for unused rows), or the number of rows of
+                every sample (:func:`fmwc.flow.rows_of`). If `None`, rows are in the order of the samples, equally many
+                for each.
+            doubled: Whether the network evaluates sample i twice, as 2i and 2i + 1, with the same weights; `rows`
+                then holds evaluations instead of samples.
+            proven: The numbers of rows that each layer may receive; any multiple of `B` if `None`.
         """
-        scopes: list[Scope] = [_Within(_PASSES, self.running, self._state(current, t, owners, doubled))]
+        scopes: list[Scope] = [_Within(_PASSES, self.running, self._state(current, t, rows, doubled, proven))]
         if self._attentions and self.running.state.current is None:
             scopes.insert(0, ExplicitAttention(self._calls()).scope())
         if not self.hooks_kept:
@@ -482,27 +531,53 @@ class NoiseModel(nn.Module):
         return Scopes(*scopes)
 
     @contextmanager
-    def tracing(self, current: Pass, t: Tensor, owners: Sequence[Tensor] = (), doubled: bool = False) -> Iterator[None]:
+    def tracing(
+        self, current: Pass, t: Tensor, rows: Mapping[str, Tensor | int] | None = None, doubled: bool = False
+    ) -> Iterator[None]:
         """Run a pass as :meth:`during` does, under torch.compile and inside :meth:`keep_hooks`."""
         running, outer = self.running, self.running.traced
-        running.traced = self._state(current, t, owners, doubled)
+        running.traced = self._state(current, t, rows, doubled)
         try:
             with ExplicitAttention(self._calls()) if self._attentions and outer is None else nullcontext():
                 yield
         finally:
             running.traced = outer
 
-    def _state(self, current: Pass, t: Tensor, owners: Sequence[Tensor], doubled: bool) -> _State:
-        by_number, count = {len(owner): owner for owner in owners}, len(t) * (2 if doubled else 1)
-        if len(by_number) < len(owners):
-            raise ShapeError(f"two kinds of rows have equal counts, {sorted(map(len, owners))}; pad one of them")
-        if (same := by_number.get(count)) is not None and not torch.equal(same.cpu(), torch.arange(count)):
-            raise ShapeError(f"the number of rows of one kind equals the number of samples, {count}; pad the rows")
+    def _state(
+        self,
+        current: Pass,
+        t: Tensor,
+        rows: Mapping[str, Tensor | int] | None,
+        doubled: bool,
+        proven: Mapping[str, frozenset[int]] | None = None,
+    ) -> _State:
         features = time_features(t.to(next(self.layers.parameters()).dtype))
-        if not doubled:
-            return _State(current, features, by_number)
-        partners = {number: _partners(owner, count) for number, owner in by_number.items()}
-        return _State(current, features, {number: o // 2 for number, o in by_number.items()}, partners=partners)
+        count = len(t) * (2 if doubled else 1)
+
+        def of_pattern(pattern: str, owner: Tensor | int) -> Rows:
+            if isinstance(owner, int):
+                return Rows(pattern, owner)
+            return Rows(pattern, 0, owner // 2, _partners(owner, count)) if doubled else Rows(pattern, 0, owner)
+
+        kinds = {pattern: of_pattern(pattern, owner) for pattern, owner in (rows or {}).items()}
+        by_layer = {name: kinds[pattern] for name, pattern in self._matching(tuple(kinds)).items()} if kinds else {}
+        return _State(current, features, by_layer, proven, doubled=doubled)
+
+    def _matching(self, patterns: tuple[str, ...]) -> dict[str, str]:
+        """Return the first pattern that matches the name of each layer; raise if there is none."""
+        if patterns not in self._matches:
+            found = {}
+            for name in self.names:
+                plain = name.replace("_orig_mod.", "")  # the name of a compiled module
+                match = next((pattern for pattern in patterns if fnmatchcase(plain, pattern)), None)
+                if match is None:
+                    raise UsageError(
+                        f"the network's method rows does not say whose rows layer '{name}' sees; it declares "
+                        f"{', '.join(map(repr, patterns))}"
+                    )
+                found[name] = match
+            self._matches[patterns] = found
+        return self._matches[patterns]
 
     def _calls(self) -> dict[nn.MultiheadAttention, dict[str, Call]]:
         calls: dict[nn.MultiheadAttention, dict[str, Call]] = {m: {} for m in self._attentions}
