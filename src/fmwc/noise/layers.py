@@ -337,7 +337,7 @@ def require_layers(network: nn.Module, layers: Collection[str]) -> None:
         raise UsageError(
             f"the network has no linear or convolution layer that can carry noise"
             f"{f' (its weights are in {kinds})' if kinds else ''}, so it has no variance; write one of them as "
-            "nn.Linear or nn.Conv, add its class to fmwc.noise.KINDS, or use checks, which need no noise: fmwc.fit_confidence"
+            "nn.Linear or nn.Conv, add its class to fmwc.noise.KINDS, or use fit_confidence, which needs no noise"
         )
 
 
