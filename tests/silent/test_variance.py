@@ -467,6 +467,22 @@ class Plain(nn.Module):
         return self.layer(x)
 
 
+class Circle(nn.Module):
+    """The exact flow to eight points on a circle."""
+
+    def __init__(self):
+        super().__init__()
+        angle = torch.arange(8) * torch.pi / 4
+        self.register_buffer("points", 2 * torch.stack([angle.cos(), angle.sin()], 1))
+        self.layer = nn.Linear(2, 8, bias=False)
+        self.layer.weight.data = self.points.clone()
+
+    def forward(self, x, t):
+        rest = (1 - t[:, None]).clamp(min=0.05)
+        share = torch.softmax(self.layer(x) * t[:, None] / rest**2, 1)  # all points have the same norm
+        return (share @ self.points - x) / rest
+
+
 WITHOUT_LAYERS = {
     "scripted": torch.jit.script,
     "traced": lambda net: torch.jit.trace(net, (torch.zeros(3, 2), torch.zeros(3))),
@@ -477,8 +493,9 @@ WITHOUT_LAYERS = {
 @pytest.mark.filterwarnings("ignore")  # torch deprecates both
 @pytest.mark.parametrize("kind", WITHOUT_LAYERS)
 def test_networks_without_layers_for_noise_have_confidence_from_checks(kind):
-    net = WITHOUT_LAYERS[kind](Plain().eval())
-    field, data = attach(net, space=2), torch.randn(300, 2)
+    net = WITHOUT_LAYERS[kind](Circle().eval())
+    field = attach(net, space=2)
+    data = Circle().points.repeat(100, 1) + 0.05 * torch.randn(800, 2)
     fmwc.fit_confidence(field, data, pilot=200, steps=4, conventions=False)
     run = fmwc.sample(field, 10, steps=4, seed=1)
     expected = run.x0
