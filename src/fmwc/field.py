@@ -353,7 +353,9 @@ def attach(
     if not isinstance(network, nn.Module):
         raise UsageError(f"network must be a torch module, got {type(network).__name__}")
     _check_call(network)
-    if any(value.is_inference() for value in (*network.parameters(), *network.buffers())):
+    lazy = nn.UninitializedParameter, nn.UninitializedBuffer  # refused below
+    weights = (*network.parameters(), *network.buffers())
+    if any(value.is_inference() for value in weights if not isinstance(value, lazy)):
         raise UsageError(
             "the network's weights were created under torch.inference_mode, so they have no derivatives; outside of "
             "it, use attach(copy.deepcopy(net))"

@@ -195,7 +195,7 @@ def test_a_layer_may_see_a_sample_as_several_rows():
 
 def test_rows_that_belong_to_no_sample_are_refused():
     field = attach(Tokens(transpose=True), width=8)
-    with pytest.raises(ShapeError, match="7 rows for 2 times"):
+    with pytest.raises(ShapeError, match="7 rows"):
         field.draw(torch.randn(2, 4, 3), 0.5, seed=0)
 
 
