@@ -90,7 +90,7 @@ def best_of(
     if bool(n) == bool(budget):
         raise UsageError("give either n, the number of candidates, or budget, the evaluations per sample")
     config = options.get("config") or SamplingConfig()
-    for name, is_set in (("x0", "x0" in options), ("first", config.first), ("parts", config.parts)):
+    for name, is_set in (("x0", "x0" in options), ("first", config.first)):
         if is_set:
             raise UsageError(f"candidates are drawn from different noise; leave out {name}")
     if score is None and options.get("check", True) is True:
