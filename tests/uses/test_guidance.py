@@ -119,25 +119,14 @@ def test_guidance_decreases_the_variance_within_its_limit(mlp):
     torch.testing.assert_close(far.norm(dim=1), 0.3 * v.norm(dim=1), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("options", [{"objective": "var"}, {"early": 0.9, "late": 0.1}, {"probes": 0}, {"limit": -1.0}])
+def test_invalid_arguments(options):
+    with pytest.raises(UsageError):
+        Guidance(1.0, **options)
+
+
 def test_guided_velocity_is_one_evaluation(mlp):
     calls = []
     mlp.network.register_forward_pre_hook(lambda module, args: calls.append(len(args[0])))
     run = fmwc.sample(mlp, 8, steps=6, confidence=None, config=SamplingConfig(decoder=Guidance(0.1, early=0.5)))
     assert run.evaluations * 8 == sum(calls) == 48
-
-
-def test_invalid_arguments(mlp):
-    with pytest.raises(UsageError, match="Known: log_var, std"):
-        Guidance(1.0, objective="var")
-    with pytest.raises(UsageError, match="early ≤ late"):
-        Guidance(1.0, early=0.9, late=0.1)
-    with pytest.raises(UsageError, match="probes"):
-        Guidance(1.0, probes=0)
-    with pytest.raises(UsageError, match="limit"):
-        Guidance(1.0, limit=-1.0)
-    with pytest.raises(UsageError, match="attach"):
-        fmwc.sample(lambda x, t: x, 2, confidence=None, config=SamplingConfig(space=(2,), decoder=Guidance(1.0)))
-    with pytest.raises(UsageError, match="Known: log_var, std"):
-        variance_gradient(mlp, torch.zeros(1, 2), torch.zeros(1), objective="var")
-    with pytest.raises(UsageError, match="need randomness"):
-        variance_gradient(mlp, torch.zeros(1, 2), torch.zeros(1), probes=2)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from fmwc.errors import ShapeError, UnknownNameError, UsageError
 from fmwc.metrics.ranking import auprc
 from fmwc.sampling import Trajectory
 from fmwc.sampling.trajectory import within_groups
@@ -51,28 +50,6 @@ def test_features_are_log_variances():
     np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_large_channels_are_read_as_their_mean():
-    run = toy(0, dims=(1, 6, 6))
-    found = features(run)
-    assert found.shape == (200, 4)
-    np.testing.assert_allclose(found, run.var.flatten(2).mean(2).log().T.numpy(), rtol=1e-4, atol=1e-5)
-
-
-def test_features_of_channels_are_concatenated():
-    a, b = toy(0), toy(1)
-    run = Trajectory(
-        x={"a": a.x, "b": b.x},
-        x0={"a": a.x, "b": b.x},
-        times=a.times,
-        mean={"a": a.mean, "b": b.mean},
-        var={"a": a.var, "b": torch.zeros_like(b.var)},
-        grid=a.grid,
-    )
-    found = features(run)
-    assert found.shape == (200, 16)
-    assert np.isfinite(found).all()
-
-
 # ---- within a condition ---------------------------------------------------------------------------------------------
 
 
@@ -113,27 +90,3 @@ def test_features_within_classes_are_standardised_separately():
         np.testing.assert_allclose(found[:, i], within_groups("y", columns[:, i], run.cond["y"]), rtol=1e-6)
     assert abs(np.corrcoef(found[:, 0], run.cond["y"] == 1)[0, 1]) < 0.2
     assert np.corrcoef(features(run)[:, 0], run.cond["y"] == 1)[0, 1] > 0.7
-
-
-def test_missing_condition_is_refused():
-    run, labels = asked(0)
-    for call in (lambda: fit_head(run, labels, within="label"), lambda: features(toy(0), "label")):
-        with pytest.raises(UsageError, match="no condition 'label'"):
-            call()
-    head = fit_head(run, labels, "l1", within="y")
-    with pytest.raises(UsageError, match="no condition 'y'"):
-        head.score(dataclasses.replace(run, cond={}))
-    with pytest.raises(UsageError, match=r"^3 samples with y = 0 are too few"):
-        head.score(run.take(torch.arange(9)))
-
-
-def test_invalid_arguments():
-    run = toy(0)
-    with pytest.raises(ShapeError, match="3 labels for 200 samples"):
-        fit_head(run, [True, False, True])
-    with pytest.raises(UsageError, match="at least 3 labelled samples of each class"):
-        fit_head(run, torch.arange(200) < 2)
-    with pytest.raises(UnknownNameError, match="did you mean 'boosting'"):
-        fit_head(run, BAD, "boost")
-    with pytest.raises(ShapeError, match="fitted to 8 features, but the run has 6"):
-        fit_head(run, BAD).score(toy(0, reads=3))

