@@ -25,6 +25,7 @@ REAL = [Path(os.environ.get("FMWC_DATA") or "nowhere"), Path(__file__).parents[3
 def cache(tmp_path, monkeypatch):
     """An empty cache, no data given, and no network."""
     monkeypatch.delenv("FMWC_DATA", raising=False)
+    monkeypatch.delenv("FMWC_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(mnist, "urlopen", Mirrors({}))
     return tmp_path / "cache" / "fmwc" / "mnist"

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+import shutil
 import signal
+import socket
+import subprocess
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +18,16 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+import fmwc
 from fmwc.cli.labels import read_labels
 from fmwc.cli.verbs import Filter
+from fmwc.crystals.domain import EDITS
 from fmwc.data import arrays
 from fmwc.errors import DataError
 from fmwc.files import LOCK, RUN, WORK
+from fmwc.mnist import data as mnist
 
-MEBIBYTE = 1 << 20
+WEB = Path(fmwc.__file__).parent / "web"
 
 
 @contextmanager
@@ -190,3 +197,119 @@ def test_damaged_blocks_are_computed_again(run, tmp_path, damage):
     code, _, err = run(*words, "--out", out)
     assert code == 0, err
     assert (out / "ranked.csv").read_bytes() == expected
+
+
+# ---- the studio ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def studio(tmp_path_factory):
+    pytest.importorskip("uvicorn")
+    from fmwc.studio import server
+    from tests.studio.shared import serving
+
+    opened: list[str] = []
+    folder = tmp_path_factory.mktemp("studio")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server, "PATIENCE", 0.3, raising=False)
+        patch.setattr(server.webbrowser, "open", opened.append)
+        with serving(folder / "studio", browser=True) as client:
+            client.until(lambda: opened)
+            yield client, opened[0], folder / "studio"
+
+
+def test_the_command_line_of_the_browser_does_not_show_a_secret_that_lasts(studio):
+    client, opened, _ = studio
+    path = opened.removeprefix(client.pages)
+    assert client.token not in opened
+    answer = client.request("GET", path, Cookie=None)
+    assert answer.status == 303
+    cookie = answer.headers["Set-Cookie"]
+    assert "httponly" in cookie.lower()
+    assert "samesite=strict" in cookie.lower()
+    assert answer.headers["Location"] == "/"  # nothing secret stays in the address bar
+    assert client.request("GET", "/api/runs/0", Cookie=cookie.partition(";")[0]).status == 404
+    assert client.request("GET", path, Cookie=None).status == 401  # it works once
+    assert client.request("GET", "/api/runs/0", Cookie=client.cookie(path.rpartition("/")[2])).status == 401
+
+
+def test_the_printed_address_makes_browsers_known(studio):
+    client = studio[0]
+    for _ in range(2):
+        assert client.request("GET", client.address.removeprefix(client.pages), Cookie=None).status == 303
+
+
+def test_runs_of_the_studio_are_for_this_user_only(studio):
+    client, _, folder = studio
+    run = client.draw(count=3, steps=2)
+    made = folder / "runs" / run["id"]
+    assert len([*made.rglob("*")]) > 5
+    assert made.stat().st_mode & 0o077 == 0
+
+
+def test_connections_without_whole_headers_are_closed(studio):
+    client = studio[0]
+    host, port = client.host.split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: ")
+        assert connection.recv(100) == b""
+    with socket.create_connection((host, int(port)), timeout=10) as connection:  # nor after a first request
+        connection.sendall(f"GET / HTTP/1.1\r\nHost: {client.host}\r\n\r\n".encode())
+        assert connection.recv(10) == b"HTTP/1.1 2"
+        connection.sendall(b"GET /")
+        while connection.recv(1 << 16):
+            pass
+
+
+def _in_the_page(expression: str) -> object:
+    """Return the value of an expression of the page's modules, in Node."""
+    node = shutil.which("node") or pytest.skip("needs node")
+    code = f"import * as ranking from {json.dumps(str(WEB / 'ranking.js'))};console.log(JSON.stringify({expression}))"
+    words = [node, "--experimental-default-type=module", "--input-type=module", "-e", code]
+    return json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("O", ["SiO2"]), ("Dy", ["Ca3Dy"]), ("co", ["Co2"]), ("00001", ["Ca3Dy"]), ("cubic", []), ("Ca3", ["Ca3Dy"])],
+)
+def test_the_search_by_formula_or_name_searches_these(text, found):
+    columns = {
+        "name": ["00000", "00001", "00002", "00003"],
+        "formula": ["SiO2", "Ca3Dy", "Co2", "Os"],
+        "problem": ["", "No reference", "", ""],
+        "crystal_system": ["cubic"] * 4,
+    }
+    run = f"{{count: 4, order: [0, 1, 2, 3], bad: null, columns: {json.dumps(columns)}}}"
+    shown = _in_the_page(
+        f"(() => {{ const r = new ranking.Ranking({run}); r.show('all', {text!r}); return r.shown; }})()"
+    )
+    assert [columns["formula"][i] for i in shown] == found
+
+
+def test_edits_of_crystals_start_from_what_was_measured_to_work():
+    from fmwc.studio.models import Model
+
+    edits = {one["name"]: one for one in Model("crystals", "crystals", torch.device("cpu")).edits()}
+    channel = edits["channel"]
+    assert channel["default"] == "type"
+    assert edits["scale"]["default"] == 0.3
+    assert {one["value"]: (one["at"], one["scale"]) for one in channel["choices"]} == {
+        name or "": tuple(default) for name, default in EDITS.items()
+    }
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 64), (64, 2), (5, 3), (16, 16), (1, 28, 28), (3, 32, 32), (3, 4), (100,)])
+def test_the_studio_draws_samples_as_their_report_does(shape):
+    from fmwc.report.reports import kind_of as of_report
+    from fmwc.studio.samples import kind_of as of_studio
+
+    kind = of_report(shape)
+    assert of_studio(torch.zeros(3, *shape)) == (kind if kind in ("points", "images") else "vectors")
+
+
+def test_mnist_is_cached_where_everything_is(tmp_path, monkeypatch):
+    monkeypatch.delenv("FMWC_DATA", raising=False)
+    monkeypatch.setenv("FMWC_CACHE", str(tmp_path / "here"))
+    with pytest.raises(DataError, match="here"):
+        mnist.load(download=False)

@@ -43,18 +43,21 @@ class Client:
     """Requests of a page.
 
     Arguments:
-        address: The address of the studio, with its token.
+        address: The address of the studio, which makes a browser known.
     """
 
     def __init__(self, address: str, served: Served | None = None) -> None:
         self.address, self.served = address, served
-        base, _, self.token = address.partition("/#token=")
+        base, _, self.token = address.partition("/open/")
         self.host = base.removeprefix("http://")
         self.pages = base
 
+    def cookie(self, token: str) -> str:
+        return f"fmwc-{self.host.partition(':')[2]}={token}"
+
     def request(self, method: str, path: str, body: Any = None, **headers: str | None) -> Answer:
         """Send a request with any headers; `None` leaves out one that pages send."""
-        sent = {"X-Fmwc-Token": self.token, **{name.replace("_", "-"): text for name, text in headers.items()}}
+        sent = {"Cookie": self.cookie(self.token), **{name.replace("_", "-"): text for name, text in headers.items()}}
         content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         connection = http.client.HTTPConnection(self.host, timeout=PATIENCE)
         connection.request(method, path, content, {name: text for name, text in sent.items() if text is not None})
@@ -83,7 +86,7 @@ class Client:
     def events(self) -> Iterator[Iterator[tuple[str, Any]]]:
         """Connect to the events; yields an iterator of their names and data."""
         connection = http.client.HTTPConnection(self.host, timeout=PATIENCE)
-        connection.request("GET", "/api/events", headers={"X-Fmwc-Token": self.token})
+        connection.request("GET", "/api/events", headers={"Cookie": self.cookie(self.token)})
         answer = connection.getresponse()
         assert answer.status == 200
 
@@ -158,7 +161,7 @@ class Client:
 @contextmanager
 def serving(out: Path, what: str = "checkerboard", **options: Any) -> Iterator[Client]:
     """Run a studio in a thread."""
-    with opened(Options(what, out, 0, browser=False, device="cpu", **options)) as served:
+    with opened(Options(what, out, 0, **{"browser": False, "device": "cpu", **options})) as served:
         thread = threading.Thread(target=served.server.run, args=([served.listener],))
         thread.start()
         try:

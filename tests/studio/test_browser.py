@@ -56,7 +56,7 @@ def crystals(studio):
 
 def show(page, studio, view=""):
     """Open a view and wait until the page is connected."""
-    page.goto(f"{studio.address}&view={view.replace('/', '%2F')}")
+    page.goto(f"{studio.address}#view={view.replace('/', '%2F')}")
     expect(page.locator("main h1").first).to_be_visible()
 
 

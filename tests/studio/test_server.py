@@ -20,7 +20,7 @@ def test_only_this_machine_can_connect(studio):
 
 @pytest.mark.parametrize("path", PAGES)
 def test_pages_need_no_token_and_load_nothing_from_elsewhere(studio, path):
-    answer = studio.request("GET", path, X_Fmwc_Token=None)
+    answer = studio.request("GET", path, Cookie=None)
     assert answer.status == 200
     policy = answer.headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy
@@ -40,7 +40,8 @@ def test_all_data_need_the_token(studio):
         )
         for method in route.methods:
             for token in (None, "", studio.token[:-1], studio.token + "x", "ä"):
-                answer = studio.request(method, path, X_Fmwc_Token=token and token.encode().decode("latin-1"))
+                cookie = token and studio.cookie(token).encode().decode("latin-1")
+                answer = studio.request(method, path, Cookie=cookie)
                 assert answer.status == 401, (method, path)
                 assert method == "HEAD" or "the whole address" in answer.error
 

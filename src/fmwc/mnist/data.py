@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fmwc.errors import DataError, UsageError, pick
-from fmwc.files import write_bytes
+from fmwc.files import cache_folder, write_bytes
 from fmwc.readers import open_regular, read_arrays, read_bytes, unpacked
 
 __all__ = ["FILES", "MIRRORS", "Images", "load", "pictures", "unit"]
@@ -99,7 +99,8 @@ def load(
     """Read one split of MNIST, or of another data set.
 
     Arguments:
-        path: The folder (or .npz file) of the data; by default `FMWC_DATA`, or else the user's cache folder.
+        path: The folder (or .npz file) of the data; by default `FMWC_DATA`, or else `mnist` in `FMWC_CACHE` or in the
+            user's cache folder.
         split: `"train"` or `"test"`.
         own: Read your own data: idx files with MNIST's names, an .npz file, or a folder of images with one subfolder
             per class. If there are no splits, every tenth image, in order of the labels, is a test image. If `own` is
@@ -113,8 +114,7 @@ def load(
     given = path if path is not None else os.environ.get("FMWC_DATA") or None
     if own and given is None:
         raise DataError(f"give the path of your own data with --data or FMWC_DATA; {OWN}")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "fmwc", "mnist")
-    place = Path(os.path.expanduser(cache if given is None else given))
+    place = cache_folder("mnist") if given is None else Path(os.path.expanduser(given))
     with _one_line_errors(place):
         arrays = _own(place, split, classes) if own else _official(place, split, download and given is None)
     images = _checked(arrays, classes)

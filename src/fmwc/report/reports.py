@@ -342,7 +342,8 @@ def checks_page(
         rows: Rows of the summary.
         provenance: Commit, device, seed and time.
     """
-    conditions = [n for n in table if n not in ("name", "score", "rank", "confidence", "rival", "margin")]
+    results = ("name", "score", "rank", "standard_error", "confidence", "rival", "margin")
+    conditions = [name for name in table if name not in results]
     classes = table[conditions[0]] if len(conditions) == 1 else None
     rival, margin = table.get("rival"), table.get("margin")
     pictures: list[Picture] = []

@@ -12,7 +12,7 @@ import torch
 
 from fmwc.checkpoint import RECORD, about
 from fmwc.cli.sample import classes_of
-from fmwc.domains import Domain, ShippedDomain
+from fmwc.domains import Domain, EditDefault, ShippedDomain
 from fmwc.errors import FmwcError, UsageError
 from fmwc.field import Field
 from fmwc.registry import open_checkpoint
@@ -172,12 +172,19 @@ class Model:
         """Return the controls of the form that edits a sample."""
         space = self.field.space
         names = [] if space is None else [name for name in space.channels if name != SINGLE]
-        several = [("", "everything", ""), *((name, CHANNELS.get(name, name), "") for name in names)]
+        known = self.domain.edits if isinstance(self.domain, ShippedDomain) else {}
+        several = [*((name, CHANNELS.get(name, name), "") for name in names), ("", "everything", "")]
+        several = several if known else several[-1:] + several[:-1]  # with measured defaults, one channel is better
         sentence = "Standard deviation of the noise that is added. 0 only integrates again."
+        channel = choice("channel", "Change", several)
+        for one in channel["choices"]:
+            default = known.get(one["value"] or None, EditDefault())
+            one |= {"at": None if default.at == "critical" else default.at, "scale": default.scale}
+        scale = channel["choices"][0]["scale"]
         return [
-            *([choice("channel", "Change", several)] if len(names) > 1 else []),
+            *([channel] if len(names) > 1 else []),
             *([_choice_of_class("label", "same class", self.classes)] if len(self.classes) > 1 else []),
-            {**number("scale", "Strength", 0.2, 0, 10), "step": 0.05, "sentence": sentence},
+            {**number("scale", "Strength", scale, 0, 10), "step": 0.05, "sentence": sentence},
             {**whole("seed", "Seed", 0, 0, SEEDS, "Another seed adds other noise."), "advanced": True},
         ]
 

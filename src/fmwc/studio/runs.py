@@ -98,6 +98,7 @@ class Run:
     def save(self) -> None:
         """Write run.json."""
         if not self.opened:
+            private(self.folder)
             write_json(self.folder / "run.json", {name: getattr(self, name) for name in SAVED})
 
     @classmethod
@@ -537,7 +538,7 @@ class Studio:
 
     def _export(self, job: Job, run: Run, count: int) -> dict[str, Any]:
         name = f"{run.id}-{count}"
-        out = self.folder / "exports" / name
+        out = private(self.folder / "exports") / name
         job.progress(0, "writing")
         if not (out / "samples.safetensors").is_file():
             filter_samples(Filter(run.samples, out, budget=count))
@@ -578,6 +579,12 @@ class Studio:
         self.contents.pop(run.id, None)
         shutil.rmtree(run.folder)
         self.tell("removed", {"run": run.id})
+
+
+def private(folder: Path) -> Path:
+    """Return a folder that only this user can enter, and make it if it does not exist."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
 
 
 def sample_options(model: Model, run: Run, out: Path | None = None) -> Sample:

@@ -23,6 +23,7 @@ from fmwc.field import Field
 from fmwc.flow import Space
 from fmwc.randomness import derive
 from fmwc.report.gallery import UNKNOWN, packed, plain_column
+from fmwc.report.reports import kind_of as kind_of_shape
 from fmwc.report.run import NAMES, describe, ordering_of
 from fmwc.sampling import Trajectory
 from fmwc.sampling.config import is_small
@@ -67,9 +68,8 @@ def _kind(shapes: Mapping[str, Sequence[int]]) -> str:
         return "crystals"
     if set(shapes) != {SINGLE}:
         return "vectors"
-    shape = tuple(shapes[SINGLE])
-    images = len(shape) == 2 or (len(shape) == 3 and shape[0] in (1, 3))
-    return "points" if shape == (2,) else "images" if images else "vectors"
+    kind = kind_of_shape(tuple(shapes[SINGLE]))  # as on the pages of fmwc report
+    return kind if kind in ("points", "images") else "vectors"
 
 
 def kind_of_space(space: Space | None) -> str:

@@ -1,7 +1,8 @@
 """The server of the studio: pages, JSON, and server-sent events on the loopback interface.
 
 Only pages of this server can use it: other `Host` and `Origin` headers are refused, and every request for data needs
-the token in the address that `fmwc studio` prints. The page names runs by their IDs, never by paths.
+the cookie that the address sets which `fmwc studio` prints. The browser that it opens gets an address of its own that
+works once, because other users can see the command line of a process. The page names runs by their IDs, never by paths.
 """
 
 from __future__ import annotations
@@ -18,16 +19,25 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.requests import Request, cookie_parser
+from starlette.responses import (
+    FileResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fmwc.checkpoint import shipped
 from fmwc.cli.verbs import Studio as Options
@@ -47,7 +57,7 @@ NAMES = ("127.0.0.1", "localhost")
 BODY = 64 << 10  # bytes of a request
 HEARTBEAT = 15.0  # seconds between comments on a quiet stream of events
 BACKLOG = 1_000  # events that a page may lag behind
-TOKEN = "x-fmwc-token"
+PATIENCE = 10.0  # seconds for the headers of a request
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
@@ -63,6 +73,39 @@ HEADERS = {
 # ---- safety ----------------------------------------------------------------------------------------------------------
 
 
+UNKNOWN = "this browser is not known; open the whole address that fmwc studio printed in its terminal"
+
+
+def cookie_of(port: int) -> str:
+    """Return the name of the cookie that holds the token. Cookies do not distinguish ports."""
+    return f"fmwc-{port}"
+
+
+class Keys:
+    """The addresses that make a browser known.
+
+    Attributes:
+        token: The secret of the printed address and of the cookie.
+        once: Secrets of addresses that work once.
+    """
+
+    def __init__(self) -> None:
+        self.token = secrets.token_urlsafe(24)
+        self.once: set[str] = set()
+
+    def new(self) -> str:
+        """Return a secret that works once."""
+        self.once.add(key := secrets.token_urlsafe(24))
+        return key
+
+    def use(self, key: str) -> bool:
+        """Return whether a secret is valid."""
+        if key in self.once:
+            self.once.discard(key)
+            return True
+        return secrets.compare_digest(key.encode(), self.token.encode())
+
+
 class Guard:
     """Refuses requests that do not come from a page of this server, and bodies that are too large.
 
@@ -73,7 +116,7 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, port: int, token: str) -> None:
-        self.app, self.token = app, token
+        self.app, self.token, self.cookie = app, token, cookie_of(port)
         self.hosts = {f"{name}:{port}" for name in NAMES} | ({*NAMES} if port == 80 else set())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,8 +144,9 @@ class Guard:
             return "this server answers only its own pages", 403
         if not path.startswith("/api/"):
             return None
-        if not secrets.compare_digest(headers.get(TOKEN, "").encode(), self.token.encode()):
-            return "the token is missing or wrong; open the whole address that fmwc studio printed", 401
+        given = cookie_parser(headers.get("cookie", "")).get(self.cookie, "")
+        if not secrets.compare_digest(given.encode(errors="replace"), self.token.encode()):
+            return UNKNOWN, 401
         return None
 
 
@@ -202,14 +246,14 @@ def finite(value: Any) -> Any:
 # ---- requests --------------------------------------------------------------------------------------------------------
 
 
-def create_app(studio: Studio, events: Events, port: int, token: str) -> Starlette:
+def create_app(studio: Studio, events: Events, port: int, keys: Keys) -> Starlette:
     """Return the application.
 
     Arguments:
         studio: The models and runs.
         events: Where the studio publishes its changes.
         port: The port of the server.
-        token: The secret in its address.
+        keys: The secrets in its addresses.
     """
     run_of = lambda request: studio.run(request.path_params["run"])  # noqa: E731
     sample_of = lambda request: request.path_params["sample"]  # noqa: E731
@@ -270,13 +314,20 @@ def create_app(studio: Studio, events: Events, port: int, token: str) -> Starlet
     async def stream(request: Request) -> Response:
         return StreamingResponse(events.stream(), media_type="text/event-stream")
 
+    async def enter(request: Request) -> Response:
+        if not keys.use(request.path_params["key"]):
+            return PlainTextResponse(f"{UNKNOWN[0].upper()}{UNKNOWN[1:]}.", 401)
+        answer = RedirectResponse("/", 303)
+        answer.set_cookie(cookie_of(port), keys.token, httponly=True, samesite="strict")
+        return answer
+
     web = Path(str(files("fmwc") / "web"))
     page = Route("/", lambda request: FileResponse(web / "studio.html"))
     routes = [Route(f"/api/{path}", _endpoint(act), methods=[method]) for method, path, act in table]
     static = Mount("/web", StaticFiles(directory=web))
-    guard = Middleware(Guard, port=port, token=token)
+    guard = Middleware(Guard, port=port, token=keys.token)
     return Starlette(
-        routes=[page, Route("/api/events", stream), *routes, static],
+        routes=[page, Route("/open/{key}", enter), Route("/api/events", stream), *routes, static],
         middleware=[guard],
         exception_handlers={FmwcError: _refused, OSError: _refused},
     )
@@ -304,13 +355,15 @@ class Served(NamedTuple):
     """A studio that is ready to answer requests.
 
     Attributes:
-        address: Its address, with the token.
+        address: The address that makes a browser known.
+        token: The secret of its cookie.
         studio: The models and runs.
         server: The server.
         listener: The socket to pass to `server.run`.
     """
 
     address: str
+    token: str
     studio: Studio
     server: Server
     listener: socket.socket
@@ -318,7 +371,7 @@ class Served(NamedTuple):
 
 def serve(options: Options, say: Callable[[str], None] = print) -> None:
     """Serve the studio until it is interrupted."""
-    with opened(options) as (address, _, server, listener), suppress(KeyboardInterrupt):
+    with opened(options) as (address, _, _, server, listener), suppress(KeyboardInterrupt):
         say(f"fmwc studio: {address}")
         say(f"runs are kept in {shown(options.out)}; press Ctrl-C to stop")
         server.run([listener])
@@ -329,13 +382,14 @@ def opened(options: Options) -> Iterator[Served]:
     """Open the port, the folder and the models of a studio; close them at the end."""
     device = pick_device(options.device)
     with closing(_listen(options.port)) as listener, locked(options.out):
-        port, token, events = listener.getsockname()[1], secrets.token_urlsafe(24), Events()
+        port, keys, events = listener.getsockname()[1], Keys(), Events()
         studio = _studio(options, device, events)
         try:
-            address = f"http://{HOST}:{port}/#token={token}"
-            app = create_app(studio, events, port, token)
-            config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=3, lifespan="off")
-            yield Served(address, studio, Server(config, events, address if options.browser else ""), listener)
+            address = f"http://{HOST}:{port}/open/"
+            app = create_app(studio, events, port, keys)
+            config = uvicorn.Config(app, http=Patient, log_level="warning", timeout_graceful_shutdown=3, lifespan="off")
+            server = Server(config, events, address + keys.new() if options.browser else "")
+            yield Served(address + keys.token, keys.token, studio, server, listener)
         finally:
             studio.close()
 
@@ -378,6 +432,39 @@ def _studio(options: Options, device: Any, events: Events) -> Studio:
             raise
     studio.start = what
     return studio
+
+
+class Patient(H11Protocol):
+    """Closes connections whose request has not arrived with all its headers after some seconds."""
+
+    waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop()
+
+    def _wait(self) -> None:
+        if self.conn.their_state is not h11.IDLE:  # the headers are here
+            self._stop()
+        elif self.waiting is None:
+            self.waiting = self.loop.call_later(PATIENCE, self._late)
+
+    def _stop(self) -> None:
+        if self.waiting is not None:
+            self.waiting.cancel()
+            self.waiting = None
+
+    def _late(self) -> None:
+        if self.conn.their_state is h11.IDLE:
+            self.transport.close()
 
 
 class Server(uvicorn.Server):

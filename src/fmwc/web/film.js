@@ -139,10 +139,14 @@ function dot(pen, [x, y], radius, colour) {
   pen.fill();
 }
 
-/** A crystal on its way, with atoms coloured by their element or by their doubt. */
+/**
+ * A crystal on its way, with atoms coloured by their element or by their doubt. The uncertainty of an atom is relative to
+ * the largest in this crystal, so it is multiplied by the doubt of the whole crystal: a sure crystal has no doubtful atoms.
+ */
 class CrystalFilm {
-  constructor(trace) {
+  constructor(trace, support, level) {
     this.trace = trace;
+    this.doubt = 1 - (level ?? 0);
     this.cell = new Cell({ label: "The crystal at the chosen time; drag, or use the arrow keys, to turn it" });
     this.box = el("input", { type: "checkbox", id: "by-doubt" });
     this.box.addEventListener("change", () => this.show(this.time ?? 1));
@@ -163,7 +167,7 @@ class CrystalFilm {
     const { grid, times, doubt } = this.trace, still = this.time !== undefined;
     this.time = t;
     const row = doubt && nearest(times.data, t), wide = doubt && doubt.shape[1];
-    const share = doubt && this.box.checked ? Array.from(doubt.data.subarray(row * wide, (row + 1) * wide), (value) => Math.sqrt(value / this.top)) : null;
+    const share = doubt && this.box.checked ? Array.from(doubt.data.subarray(row * wide, (row + 1) * wide), (value) => this.doubt * Math.sqrt(value / this.top)) : null;
     this.cell.show(this.at(nearest(grid.data, t)), { doubt: share, still });
   }
 
@@ -217,7 +221,8 @@ class VectorFilm {
 const FILMS = { points: PointFilm, images: ImageFilm, crystals: CrystalFilm, vectors: VectorFilm };
 
 /** Return the film of a trace. */
-export const filmOf = (kind, trace, support) => new FILMS[kind](trace, support);
+/** `level` is the confidence or the rank of the sample, in [0, 1]. */
+export const filmOf = (kind, trace, support, level) => new FILMS[kind](trace, support, level);
 
 /**
  * Return a strip of small pictures at even times; a click moves the cursor.

@@ -7,7 +7,7 @@ import { count, el, fill, say, short } from "./dom.js";
 import { keepSlider } from "./keep.js";
 import { drawPicture, PicturePainter } from "./pictures.js";
 import { Points } from "./points.js";
-import { Ranking } from "./ranking.js";
+import { Ranking, SEARCHED } from "./ranking.js";
 import { crystalOf, opposite } from "./samples.js";
 import { Vectors } from "./vectors.js";
 import { Wall } from "./wall.js";
@@ -100,7 +100,7 @@ export class Gallery {
     const judged = run.bad ? [["failed", run.word], ["good", opposite(run.word)]] : [];
     const filter = el("select", { id: "filter" }, ...[["all", "all"], ["kept", "kept"], ["dropped", "dropped"], ...judged].map(([value, name]) => el("option", { value }, name)));
     filter.addEventListener("change", () => ranking.show(filter.value));
-    const texts = Object.values(run.columns).some((column) => typeof column[0] === "string");
+    const texts = SEARCHED.some((name) => run.columns[name] && typeof run.columns[name][0] === "string");
     const search = el("input", { type: "search", id: "search", placeholder: run.columns.formula ? "formula or name" : "name", "aria-label": "Find by text", value: "" });
     search.addEventListener("input", () => ranking.show(filter.value, search.value));
     return el(

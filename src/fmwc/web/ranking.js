@@ -1,5 +1,27 @@
 // The state of a gallery: the order of the samples, which are kept, which are shown, and which one is selected.
 
+/** The columns that a text is searched in. */
+export const SEARCHED = ["formula", "name"];
+
+/**
+ * Return whether the formula or the name of a sample contains a text. In a formula, a text that begins with a capital is
+ * one or more elements: "O" is in SiO2, but not in Co or Os.
+ */
+export function finder(columns, text) {
+  const lower = text.toLowerCase();
+  const holds = {
+    name: (value) => value.toLowerCase().includes(lower),
+    formula: (value) => {
+      if (!/^[A-Z]/.test(text)) return value.toLowerCase().includes(lower);
+      for (let at = value.indexOf(text); at >= 0; at = value.indexOf(text, at + 1))
+        if (!/[a-z]/.test(value[at + text.length] || "")) return true;
+      return false;
+    },
+  };
+  const names = SEARCHED.filter((name) => columns[name]);
+  return (i) => names.some((name) => holds[name](String(columns[name][i] ?? "")));
+}
+
 export class Ranking extends EventTarget {
   /** @param {import("./samples.js").Samples} run */
   constructor(run) {
@@ -87,12 +109,11 @@ export class Ranking extends EventTarget {
 
   #arrange() {
     const { run, by, rising } = this;
-    const wanted = this.text.trim().toLowerCase();
-    const texts = wanted ? Object.values(run.columns).filter((column) => typeof column[0] === "string") : [];
+    const wanted = this.text.trim(), found = finder(run.columns, wanted);
     const tests = { kept: (i) => this.keeps(i), dropped: (i) => !this.keeps(i), failed: (i) => this.failed(i) === true,
       good: (i) => this.failed(i) === false };
     const test = tests[this.filter] || (() => true);
-    const fits = (i) => test(i) && (!wanted || texts.some((column) => String(column[i]).toLowerCase().includes(wanted)));
+    const fits = (i) => test(i) && (!wanted || found(i));
     const some = this.filter === "all" && !wanted ? this.order.slice() : this.order.filter(fits);
     const column = by && run.columns[by];
     if (column) {

@@ -10,21 +10,11 @@ export class Refusal extends Error {
   }
 }
 
-/** Return the token from the address, and keep it for reloads. */
-function token() {
-  const match = location.hash.match(/token=([\w-]+)/);
-  if (match) sessionStorage.setItem("fmwc-token", match[1]);
-  return sessionStorage.getItem("fmwc-token") || "";
-}
-
-const TOKEN = token();
-export const known = Boolean(TOKEN);
-
-/** Return the address of a view, with the token so that it can be opened in another tab. */
-export const address = (view) => `#token=${TOKEN}&view=${encodeURIComponent(view)}`;
+/** Return the address of a view, which can be opened in another tab. */
+export const address = (view) => `#view=${encodeURIComponent(view)}`;
 
 async function ask(method, path, body) {
-  const headers = { "X-Fmwc-Token": TOKEN, ...(body === undefined ? {} : { "Content-Type": "application/json" }) };
+  const headers = body === undefined ? {} : { "Content-Type": "application/json" };
   let answer;
   try {
     answer = await fetch(`/api/${path}`, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });

@@ -13,12 +13,13 @@ const LAST = 0.985; // beyond it, there is no step left to integrate
  * @param {{go: (path: string) => void}} studio
  * @param {any} run
  * @param {number} sample
- * @param {number} critical The time at which the uncertainty is largest; used while the cursor is at the end.
+ * @param {number} critical The time at which the uncertainty is largest; used while the cursor is at the end, where no
+ *   other time was measured to be better.
  * @param {(job: any) => Node} bar Returns the progress of a job.
  */
 export function editPanel(studio, run, sample, critical, bar) {
   const place = el("div", { role: "status" }), clock = el("output", {}, "t = 1.00"), hint = el("small", {});
-  const start = (t) => (t > LAST ? Math.min(LAST, critical) : t);
+  const start = (t) => (t > LAST ? Math.min(LAST, usual().at ?? critical) : t);
   let at = 1;
   const panel = form(run.edits || [], {
     action: "Edit from here",
@@ -33,6 +34,20 @@ export function editPanel(studio, run, sample, critical, bar) {
       );
     },
   });
+  const changed = panel.inputs.get("channel"), strength = panel.inputs.get("scale").input;
+  /** Return the time and the strength that are the default of the chosen channel. */
+  function usual() {
+    return changed ? changed.control.choices.find((one) => one.value === changed.input.value) : {};
+  }
+  if (changed) changed.input.addEventListener("change", () => {
+    strength.value = String(usual().scale);
+    tell();
+  });
+  function tell() {
+    fill(clock, `t = ${start(at).toFixed(2)}`);
+    const why = usual().at ? "the usual time for this" : "the time of largest uncertainty";
+    fill(hint, at > LAST ? `, ${why}; move the cursor to choose another.` : "");
+  }
   const element = el(
     "section", { class: "panel", "aria-label": "Edit" },
     el("h2", {}, "Edit and rewind"),
@@ -46,8 +61,7 @@ export function editPanel(studio, run, sample, critical, bar) {
     /** Follow the cursor. */
     at(t) {
       at = t;
-      fill(clock, `t = ${start(t).toFixed(2)}`);
-      fill(hint, t > LAST ? ", the time of largest uncertainty; move the cursor to choose another." : "");
+      tell();
     },
   };
 }

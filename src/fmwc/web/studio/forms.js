@@ -51,7 +51,7 @@ export function form(controls, { action, send, values = {}, skip = [], brief = f
     at.input.setAttribute("aria-invalid", "true");
     at.input.focus();
   }
-  return { element: node, read: () => read(inputs) };
+  return { element: node, inputs, read: () => read(inputs) };
 }
 
 function row(control, inputs, values, brief) {

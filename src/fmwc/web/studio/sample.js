@@ -210,7 +210,7 @@ export function sampleView(studio, id, number) {
     const { tensors: trace, metadata } = await tensors(`runs/${id}/samples/${sample}/trace`);
     if (closed) return;
     grid = Array.from(trace.grid.data);
-    film = filmOf(run.kind, trace, samples.support);
+    film = filmOf(run.kind, trace, samples.support, told.confidence ?? told.rank);
     frames = strip(film, grid, move);
     const names = Object.keys(trace).filter((name) => name.startsWith("std."));
     const titles = Object.fromEntries((run.channels || []).map((channel) => [channel.name, channel.title]));

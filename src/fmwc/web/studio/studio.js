@@ -2,7 +2,7 @@
 
 import { theme } from "../colour.js";
 import { el, fill } from "../dom.js";
-import { address, known } from "./api.js";
+import { address } from "./api.js";
 import { drawView } from "./draw.js";
 import { runView } from "./run.js";
 import { sampleView } from "./sample.js";
@@ -115,7 +115,6 @@ function begin() {
   const chosen = localStorage.getItem("fmwc-theme");
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
   drawTop();
-  if (!known) return fill(main, el("h1", {}, "This address is incomplete"), el("p", {}, "Open the whole address that fmwc studio printed in its terminal; it ends with a token."));
   window.addEventListener("hashchange", route);
   document.addEventListener("keydown", press);
   fill(main, el("p", { class: "hint" }, "Connecting …"));
