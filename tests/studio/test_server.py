@@ -166,7 +166,7 @@ def test_events_hold_no_value_that_is_not_json():
 def test_a_second_start_on_the_same_folder_says_so(tmp_path):
     with (
         serving(tmp_path / "studio"),
-        pytest.raises(OutputError, match="process"),
+        pytest.raises(OutputError, match="in use"),
         serving(tmp_path / "studio"),
     ):
         pass

@@ -58,7 +58,7 @@ def judge_structures(options: Judge) -> tuple[Judgement, list[Path], Rows]:
             compared = statistics_rows(numbers)
             if folder is not None:
                 written.append(write_json(folder / "statistics.json", numbers))
-    return judgement, [] if out is None else moved(written, folder, out), compared
+    return judgement, moved(written, folder, out) if out is not None and folder is not None else [], compared
 
 
 # ---- statistics ------------------------------------------------------------------------------------------------------
