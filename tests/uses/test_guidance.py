@@ -126,6 +126,7 @@ def test_invalid_arguments(options):
 
 
 def test_guided_velocity_is_one_evaluation(mlp):
+    fmwc.sample(mlp, 8, steps=1)  # the first reading of a batch of this size also proves whose rows layers see
     calls = []
     mlp.network.register_forward_pre_hook(lambda module, args: calls.append(len(args[0])))
     run = fmwc.sample(mlp, 8, steps=6, confidence=None, config=SamplingConfig(decoder=Guidance(0.1, early=0.5)))
