@@ -225,11 +225,6 @@ def test_sampling_includes_the_requested_check(run, tmp_path):
     assert made.made["checked"] == "contest, 19 evaluations"
     table = rows(tmp_path / "s" / "samples.csv")
     assert [int(row["rival"]) for row in table] == made.evidence["rival"].tolist()
-    code, _, err = run("sample", "mnist", *[19 if word == 20 else word for word in words])
-    assert code == 0, err  # the default check, requested by number
-    code, _, err = run("sample", "mnist", *[40 if word == 20 else word for word in words])
-    assert code == 2
-    assert "checked" in one_line(err)
     code, _, err = run("sample", "mnist", *words, "--no-check")
     assert code == 2
     assert "contradict" in one_line(err)
