@@ -148,10 +148,11 @@ def fresh(path: str | Path, *, force: bool = False) -> Iterator[Path]:
     """
     path = Path(path)
     _require_folder(path)
+    if path.is_dir():
+        _require_replaceable(path)
     if path.is_dir() and any(path.iterdir()):
         if not force:
             raise OutputError(f"{shown(path)} is not empty and was not changed; choose another --out, or add --force")
-        _require_replaceable(path)
         if found := [name for name in KEPT if (path / name).exists()]:
             raise OutputError(f"{shown(path)} holds {found[0]} and was not changed; choose another --out")
     path = Path(os.path.abspath(path))
@@ -165,6 +166,8 @@ def fresh(path: str | Path, *, force: bool = False) -> Iterator[Path]:
                 os.rename(path, old)
             os.rename(temporary, path)
         finally:
+            if old.exists() and not path.exists():  # the new folder could not take its place
+                os.rename(old, path)
             _delete(temporary, old)
         _sync(path.parent)
 
