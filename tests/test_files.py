@@ -274,3 +274,29 @@ def test_a_full_disk_names_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match=r"No space left on device: .*a\.bin"):
         write_bytes(tmp_path / "a.bin", b"much")
+
+
+def test_a_folder_that_fills_during_the_run_is_not_replaced(tmp_path):
+    def run():
+        with fresh(tmp_path / "out") as folder:
+            write_text(folder / "a.txt", "mine")
+            write_text(tmp_path / "out" / "b.txt", "theirs")
+
+    with pytest.raises(OutputError, match="filled"):
+        run()
+    assert (tmp_path / "out" / "b.txt").read_text() == "theirs"
+
+
+def test_a_folder_between_two_renames_comes_back(tmp_path):
+    write_text(tmp_path / ".out.fmwc-old" / "a.txt", "before")  # as a kill leaves it
+    with pytest.raises(ZeroDivisionError), fresh(tmp_path / "out", force=True):
+        raise ZeroDivisionError
+    assert (tmp_path / "out" / "a.txt").read_text() == "before"
+
+
+@pytest.mark.parametrize("name", [".git", "campaign.json"])
+def test_force_does_not_delete_repositories_and_campaigns(tmp_path, name):
+    write_text(tmp_path / "out" / name, "x")
+    with pytest.raises(OutputError, match="holds"), resumed(tmp_path / "out", {}, force=True):
+        pass
+    assert (tmp_path / "out" / name).exists()

@@ -267,7 +267,7 @@ def fit_confidence(
         reason=reason,
         withheld=withheld,
         candidates=tuple(rows),
-        classes={within: tuple(values.tolist())} if within else {},
+        classes={name: tuple(given[name].unique().tolist()) for name in classes},
         weights=field.checksum(),
         space=space,
     )

@@ -42,7 +42,7 @@ from fmwc.readers import (
     whole,
 )
 from fmwc.sampling import SCORES, Part, ReadWith, Reference, Standard
-from fmwc.sampling.confidence import CHANGED
+from fmwc.sampling.confidence import CHANGED, OTHER_SPACE
 from fmwc.sampling.trajectory import DISPERSION, EVIDENCE, MOST, names_of, parsed
 
 __all__ = [
@@ -135,7 +135,7 @@ _REFERENCE_SCHEMA = record(
         "reason": text(10_000),
         "withheld": text(10_000),
         "candidates": array(mapping(anything, 100), most=1000),
-        "classes": mapping(array(whole(-(1 << 62)), 1, 100_000), 1),
+        "classes": mapping(array(whole(-(1 << 62)), 1, 100_000), 100),
         **_STANDARD,
     },
 )
@@ -243,7 +243,10 @@ def save(
     tensors = dict(field.state_dict())
     weights = checksum(_restored(_quantised(tensors)) if quantise else tensors)
     if field.reference is not None:
-        content["reference"] = describe_reference(_of_weights(field.reference, weights), "the reference")
+        reference, spaces = _of_weights(field.reference, weights), (field.reference.space, field.space)
+        if reference.space is not None and len({digest(space and space.describe()) for space in spaces}) > 1:
+            reference = reference._replace(withheld=reference.withheld or OTHER_SPACE)
+        content["reference"] = describe_reference(reference, "the reference")
         if (near := field.reference.checks.get("nearest")) is not None:
             tensors[f"{_REFERENCE}points"] = near.points
             tensors |= {} if near.labels is None else {f"{_REFERENCE}labels": near.labels}

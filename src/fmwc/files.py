@@ -153,16 +153,19 @@ def fresh(path: str | Path, *, force: bool = False) -> Iterator[Path]:
     if path.is_dir() and any(path.iterdir()):
         if not force:
             raise OutputError(f"{shown(path)} is not empty and was not changed; choose another --out, or add --force")
-        if found := [name for name in KEPT if (path / name).exists()]:
-            raise OutputError(f"{shown(path)} holds {found[0]} and was not changed; choose another --out")
+        _require_none(path, KEPT)
     path = Path(os.path.abspath(path))
     temporary, old = (path.with_name(f".{path.name}.fmwc-{name}") for name in ("tmp", "old"))
     with _lock(path.with_name(f".{path.name}{LOCK}"), path):
+        if old.exists() and not path.exists():  # a run was killed between two renames
+            os.rename(old, path)
         _delete(temporary, old)
         try:
             temporary.mkdir()
             yield temporary
             if path.exists():
+                if not force:
+                    _require_empty(path)
                 os.rename(path, old)
             os.rename(temporary, path)
         finally:
@@ -239,6 +242,7 @@ def resumed(path: str | Path, identity: Mapping[str, Any], *, force: bool = Fals
                 holds = f"holds another run ({rows})" if rows else "is not empty"
                 raise OutputError(f"{shown(path)} {holds} and was not changed; choose another --out, or add --force")
             _require_replaceable(path)
+            _require_none(path, ("campaign.json", ".git"))
             _delete(*present)
         write_json(path / RUN, {"identity": identity, "finished": False})
         try:
@@ -260,6 +264,18 @@ def _require_folder(path: Path) -> None:
             raise OutputError(f"{shown(path)} is a link; give the folder itself")
         if path.exists() and not path.is_dir():
             raise OutputError(f"{shown(path)} is a file; give --out a folder")
+
+
+def _require_empty(path: Path) -> None:
+    """Raise if a folder was filled by another program during the run."""
+    if not path.is_symlink() and any(path.iterdir()):
+        raise OutputError(f"{shown(path)} was filled while this ran, and was not changed; choose another --out")
+
+
+def _require_none(path: Path, names: Iterable[str]) -> None:
+    """Raise if a folder holds one of these files or folders."""
+    if found := [name for name in names if (path / name).exists()]:
+        raise OutputError(f"{shown(path)} holds {found[0]} and was not changed; choose another --out")
 
 
 def _require_replaceable(path: Path) -> None:

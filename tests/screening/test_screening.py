@@ -252,6 +252,9 @@ def test_a_folder_with_other_files_or_behind_a_link_is_refused(tmp_path):
 
 def test_force_replaces_another_campaign(whole, tmp_path):
     points(tmp_path, seed=1, block=16)
+    with FileLock(tmp_path / LOCK), pytest.raises(OutputError, match="in use"):
+        points(tmp_path, block=16, force=True)
+    assert len([*(tmp_path / "blocks").iterdir()]) == 7
     points(tmp_path, block=16, force=True)
     same(tmp_path, whole / "all")
 

@@ -167,10 +167,13 @@ def test_given_starts_withhold_confidence_unless_they_are_the_noise_of_the_seed(
         assert torch.equal(fmwc.sample(field, x0=x0, steps=STEPS, seed=3).confidence, expected.confidence)
 
 
-def test_another_space_withholds_confidence():
+def test_another_space_withholds_confidence(tmp_path):
     field = fitted()
     run = fmwc.sample(field, 20, steps=STEPS, config=fmwc.SamplingConfig(space=EIGHT))
     assert "space" in run.withheld
+    field.space = EIGHT
+    fmwc.save(field, tmp_path)
+    assert "space" in fmwc.load(tmp_path, network=field.network, space=EIGHT).reference.withheld
 
 
 class Between(torch.nn.Module):

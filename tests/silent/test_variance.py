@@ -235,12 +235,49 @@ def test_rows_in_order_need_no_declaration(estimator):
     assert_as_drawn(attach(Tokens(), space=(WIDTH, 2), **NOISE), x, t, None, [estimator])
 
 
+class Reversed(nn.Module):
+    """Computes the samples in the opposite order, in which the first and the third of three have the same parity."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x, t):
+        return self.layer(x.flip(0)).flip(0)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 8])
+def test_samples_in_another_order_are_refused(count):
+    field = attach(Reversed(), space=(2,))
+    with pytest.raises(UsageError, match="order"):
+        field.moments(torch.randn(count, 2), 0.5)
+
+
+class Masked(nn.Module):
+    """Selects rows by a condition: a mask of numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x, t, mask):
+        return torch.zeros_like(x).masked_scatter(mask[..., None] > 0, self.layer(x[mask > 0]))
+
+
+def test_a_mask_of_numbers_is_checked_again():
+    field, x = attach(Masked(), space=(6, 2)), torch.randn(4, 6, 2)
+    masks = [(torch.arange(6) < torch.tensor(sizes)[:, None]).float() for sizes in ([4, 4, 4, 4], [5, 3, 6, 2])]
+    field.moments(x, 0.5, cond={"mask": masks[0]})
+    with pytest.raises(UsageError):
+        field.moments(x, 0.5, cond={"mask": masks[1]})
+
+
 def test_one_proof_serves_many_batches():
     """Rows are proven once for inputs of one shape, and for new integer conditions if samples have several rows."""
     net, calls = Tokens(), []
     net.register_forward_pre_hook(lambda *_: calls.append(1))
     field, (x, t, _) = attach(net, space=(WIDTH, 2)), batch(1, 1, 1)
-    for y, evaluations in (([0, 1, 2], 4), ([0, 1, 2], 1), ([2, 1, 0], 4)):
+    for y, evaluations in (([0, 1, 2], 5), ([0, 1, 2], 1), ([2, 1, 0], 4)):
         calls.clear()
         field.moments(x, t, cond={"y": torch.tensor(y)})
         assert len(calls) == evaluations

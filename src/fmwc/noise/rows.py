@@ -9,6 +9,7 @@ each, and this is proven (:func:`check_rows`). It is never concluded from a numb
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +32,7 @@ class Proof(NamedTuple):
     """
 
     rows: Mapping[str, frozenset[int]]
-    values: Mapping[str, Tensor]
+    values: Mapping[str, Any]
 
 
 def check_rows(
@@ -44,8 +45,9 @@ def check_rows(
 ) -> Mapping[str, frozenset[int]]:
     """Return the numbers of rows that each layer may receive; raise if a row belongs to another sample.
 
-    The proof takes three evaluations, once for all inputs of the same shapes. If a layer has several rows per sample
-    and the network does not declare them, their order may depend on conditions such as sizes, and is proven for each.
+    The proof takes three evaluations, and one more each time that the number of samples doubles, once for all inputs of
+    the same shapes. If a layer has several rows per sample and the network does not declare them, their order may
+    depend on conditions such as sizes or masks, and is proven for each with three evaluations.
 
     Arguments:
         noise: The noise model.
@@ -57,23 +59,40 @@ def check_rows(
     given = {name: value for name, value in cond.items() if isinstance(value, Tensor)}
     key = doubled, *((name, value.shape) for group in (channels(x), given) for name, value in group.items())
     proof = noise.proofs.get(key)
-    if proof is None or not all(torch.equal(value, given[name]) for name, value in proof.values.items()):
-        rows, evaluations = _prove(run, batch_size(x), noise.names), batch_size(x) * (2 if doubled else 1)
+    if proof is None or not all(_equal(value, cond.get(name)) for name, value in proof.values.items()):
+        rows, evaluations = _prove(run, batch_size(x), noise.names, proof is None), batch_size(x) * (1 + doubled)
         single = is_declared or all(numbers == {evaluations} for numbers in rows.values())
-        values = {} if single else {n: v.clone() for n, v in given.items() if not v.is_floating_point()}
+        values = {} if single else {name: _copy(value) for name, value in cond.items() if _may_be_sizes(value)}
         proof = noise.proofs[key] = Proof(rows, values)
     return proof.rows
 
 
-def _prove(run: Callable[[Pass], Any], count: int, names: Sequence[str]) -> dict[str, frozenset[int]]:
+def _may_be_sizes(value: Any) -> bool:
+    """Return whether a condition may say how many rows a sample has: anything but numbers that are no mask."""
+    is_number = isinstance(value, Tensor) and value.is_floating_point()
+    return not is_number or bool(((value == 0) | (value == 1)).all())
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else deepcopy(value)
+
+
+def _equal(value: Any, other: Any) -> bool:
+    if isinstance(value, Tensor) and isinstance(other, Tensor):
+        return torch.equal(value, other)
+    return type(value) is type(other) and bool(value == other)
+
+
+def _prove(run: Callable[[Pass], Any], count: int, names: Sequence[str], is_first: bool) -> dict[str, frozenset[int]]:
     """Raise if a layer's row belongs to another sample; return the numbers of rows that each layer received.
 
-    Noise in the rows of every second sample must not change the velocity of the others. With rows in another order (by
-    token, or different numbers per sample), some row belongs to a neighbour of the sample that it is assigned to.
+    Noise in the rows of some samples must not change the velocity of the others: of every second sample, and the first
+    time also of those whose number has a certain binary digit, so that every two samples are told apart.
     """
-    base = Disturbance()
-    still, odd = run(base), torch.arange(count) % 2 == 1
-    for chosen in (odd, ~odd):
+    base, number = Disturbance(), torch.arange(count)
+    still, odd = run(base), number % 2 == 1
+    digits = range(1, (count - 1).bit_length()) if is_first else ()
+    for chosen in (odd, ~odd, *((number >> digit) % 2 == 1 for digit in digits)):
         if not _reaches_others(still, run(Disturbance(chosen)), chosen):
             continue
         wrong = (name for name in names if _reaches_others(still, run(Disturbance(chosen, name)), chosen))

@@ -36,7 +36,7 @@ CHANGED = (
 OTHER_SPACE = "the reference was made in another space; call fmwc.fit_confidence(field, data) again"
 OTHER_SOURCE = (
     "x0 was given, so it may come from another distribution than that of the reference samples; leave out x0, or give "
-    "fmwc.sampling.noise(space, count, seed) with the seed of the run"
+    "fmwc.sampling.noise(space, count, seed, device, cond=cond) with the seed, device and conditions of the run"
 )
 RESTRICTED = "the reference holds only samples whose ends are not restricted by conditions"
 

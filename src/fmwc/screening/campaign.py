@@ -210,8 +210,11 @@ def owned(campaign: Campaign, *, alone: bool, block: int = 0, force: bool = Fals
         force: Whether to replace another campaign, or to write into a folder with other files.
     """
     folder, where = campaign.folder, shown(campaign.folder)
+    if force and not alone:
+        raise OutputError("a share cannot replace another campaign; leave out --force, or --share")
     if folder.is_symlink() or (folder / FOLDER).is_symlink() or (folder.exists() and not folder.is_dir()):
         raise OutputError(f"{where} must be a folder, and neither it nor {FOLDER}/ in it a link; choose another --out")
+    replaces = False
     if (folder / CAMPAIGN).exists():
         earlier = read_campaign(folder)
         try:
@@ -222,7 +225,7 @@ def owned(campaign: Campaign, *, alone: bool, block: int = 0, force: bool = Fals
         except MismatchError:
             if not force:
                 raise
-            shutil.rmtree(folder / FOLDER, ignore_errors=True)
+            replaces = True
         else:
             campaign = Campaign(folder, campaign.identity, earlier.block, campaign.before, campaign.after)
     elif folder.exists() and not force and any(map(_strange, folder.iterdir())):
@@ -238,9 +241,12 @@ def owned(campaign: Campaign, *, alone: bool, block: int = 0, force: bool = Fals
     except Timeout as error:
         raise OutputError(f"{where} is in use by another fmwc screen; wait for it, or choose another --out") from error
     try:
+        if replaces:
+            shutil.rmtree(folder / FOLDER)
+            (folder / FOLDER).mkdir()
         if alone:  # what a killed command left behind
             for left in (*folder.glob(f"{TEMPORARY}*"), *(folder / FOLDER).glob(f"{TEMPORARY}*")):
-                left.unlink()
+                left.unlink(missing_ok=True)
         write_json(folder / CAMPAIGN, {"format": 1, "identity": campaign.identity, "block": campaign.block})
         yield campaign
     finally:
