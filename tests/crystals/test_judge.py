@@ -118,7 +118,9 @@ def test_mp20_by_recomputed_energies(chgnet, mp20_folder):
     assert summary["distances_ok_share"] == summary["density_ok_share"] == 1
     assert summary["charge_ok_share"] > 0.8
     assert summary["mean_e_above_hull"] < 0.015
-    assert summary["metastable_share"] >= 0.98
+    known = [verdict for verdict in found["metastable"] if verdict is not None]
+    assert len(known) >= 0.95 * len(found["metastable"])  # the others have incomplete references
+    assert np.mean(known) >= 0.98
 
 
 # ---- validity --------------------------------------------------------------------------------------------------------
