@@ -325,8 +325,8 @@ class Sample:
     crystals, also writes one CIF per structure (or one extended XYZ file) and adds the judge's results to the table.
     For crystals and your own networks, also writes the table as Parquet.
 
-    Resumes if interrupted: the same command draws only the missing samples. Runs of more than 50,000 samples are
-    written batch by batch, with scores only, so that memory use stays constant.
+    The folder appears when all files are complete; fmwc screen resumes if interrupted. Runs of more than 50,000
+    samples are written batch by batch, with scores only, so that memory use stays constant.
     """
 
     checkpoint: Annotated[
